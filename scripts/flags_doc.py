@@ -45,6 +45,9 @@ def page() -> str:
     for command, cls in (("swift view", ViewArguments), ("swift why", WhyArguments), ("swift report", ReportArguments)):
         parts += [f"## `{command}`\n", *map(_entry, flag_specs(cls).values()), ""]
     parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
+    parts.append(
+        "## `swift replay`\n\nThe flags of `swift rlhf` but for data, rollouts, turns and evaluation (replay.md).\n"
+    )
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
     parts.append("\n## `swift forecast`\n\nThe flags of `swift rlhf`, and:\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from swift_r1.algorithms.aggregation import masked_metric, token_means
@@ -51,3 +54,37 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
     found = [masked_metric(f"rollout/{name}", values, mask) for name, values in tokens.items()]
     found += [masked_metric(f"rollout/{name}", values, there) for name, values in completions.items()]
     return {name: value for part in found for name, value in part.items()}
+
+
+def completion_weights(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Tensor:
+    """Of each completion what `weight_metrics` needs, float64 `[5, B]` without gradient. With w = exp(logp - rollout)
+    of a trained token: their number, the sums of log w, w and w^2, and the largest log w.
+
+    Args:
+        logps, rollout_logps, mask: `[B, T]` each; the mask is not 0 on trained tokens.
+    """
+    trained = mask != 0
+    log_w = (logps.detach() - rollout_logps).double().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    w, none = log_w.exp().masked_fill(~trained, 0.0), -torch.inf
+    sums = (trained.sum(1).double(), log_w.masked_fill(~trained, 0.0).sum(1), w.sum(1), w.square().sum(1))
+    return torch.stack([*sums, log_w.masked_fill(~trained, none).amax(1)])
+
+
+def weight_metrics(found: Tensor) -> dict[str, float]:
+    """How far the policy of an optimizer step is from the one that sampled its completions, from `completion_weights`
+    of all of them, `[5, N]`; those without trained tokens do not count:
+
+    - `rollout/ratio_mean`, `rollout/ratio_max`: of the tokens' w;
+    - `rollout/ess_token`, `rollout/ess_seq`: Kish's effective sample size (Survey Sampling, 1965), (sum w)^2 / sum w^2,
+      as a share of the sample: of tokens, and of completions by the product of their tokens' w; 1 where all are equal.
+    """
+    tokens, log_w, w, squares, largest = found[:, found[0] > 0]
+    if not len(tokens):
+        return {}
+    effective = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)
+    return {
+        "rollout/ratio_mean": (w.sum() / tokens.sum()).item(),
+        "rollout/ratio_max": math.exp(largest.max().item()),
+        "rollout/ess_token": (w.sum().square() / squares.sum() / tokens.sum()).item(),
+        "rollout/ess_seq": effective.exp().item() / len(tokens),
+    }

@@ -124,7 +124,7 @@ class AlgorithmArguments:
         at_least=0,
     )
     log_rollout_offpolicy_metrics: bool = free(
-        False, "log perplexities, KL and chi-squared between engine and trainer, under rollout/"
+        False, "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/"
     )
     log_entropy: bool = flag(
         False,

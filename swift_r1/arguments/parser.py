@@ -125,12 +125,17 @@ class _Reading:
 
 
 def parse_arguments(
-    cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None, told: Mapping[str, Any] | None = None
+    cls: type[A],
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    told: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> A:
     """The arguments of a command from the words after its name, checked and resolved.
 
     `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
-    they were checked already. Raises UsageError with every fault found.
+    they were checked already; `recorded` are what flags that are not given have in the place of their defaults. Raises
+    UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -141,12 +146,13 @@ def parse_arguments(
     if has_config:
         entries = _load_config(argv[0], reading.faults).items()
         _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
+    recorded = recorded or {}
     for spec in flag_specs(cls).values():
-        if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
+        if spec.info.required and spec.name not in {*reading.values, *reading.faulty, *recorded}:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
     reading.values |= told or {}
-    arguments = cls(**reading.values, always_so=tuple(reading.always_so))
+    arguments = cls(**{**recorded, **reading.values}, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}
     world, world_faults = World.from_environment(environ)

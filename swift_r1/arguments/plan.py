@@ -27,6 +27,8 @@ class Plan:
         optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
         rounds: rounds started; the last may be cut short by `--max_steps`.
         total_steps, warmup_steps: optimizer steps.
+        scheduled_steps: those that the learning-rate schedule is made for; more than `total_steps` where a replay ends
+            before its run was to.
         epochs: passes over the prompts this comes to; None where they are streamed.
         max_tokens_per_round: upper bound of completion tokens in a round.
         max_tokens_per_micro_batch: upper bound of prompt and completion tokens in one forward pass, None
@@ -44,6 +46,7 @@ class Plan:
     rounds: int
     total_steps: int
     warmup_steps: int
+    scheduled_steps: int
     epochs: float | None
     max_tokens_per_round: int
     max_tokens_per_micro_batch: int | None
@@ -54,8 +57,11 @@ class Plan:
         return self.rounds * self.max_tokens_per_round
 
 
-def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
-    """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set).
+def make_plan(
+    args: RlhfArguments, world_size: int, dataset_size: int | None, scheduled_steps: int | None = None
+) -> Plan:
+    """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set),
+    `scheduled_steps` where they are all of the run.
 
     Raises ValueError where the dataset is empty, or a round does not divide into whole groups; UsageError where
     `--dataloader_drop_last` leaves nothing.
@@ -85,12 +91,13 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
     if args.max_epochs is not None:
         total_steps = min(total_steps, steps_of(args.max_epochs))
     rounds = math.ceil(total_steps / steps_per_round)
+    scheduled_steps = scheduled_steps or total_steps
     if args.lr_scheduler_type == "constant":
         warmup_steps = 0
     elif args.warmup_steps is None:
-        warmup_steps = math.ceil(total_steps * args.warmup_ratio)
+        warmup_steps = math.ceil(scheduled_steps * args.warmup_ratio)
     else:
-        warmup_steps = min(args.warmup_steps, total_steps)
+        warmup_steps = min(args.warmup_steps, scheduled_steps)
     bound = args.max_tokens_per_micro_batch
     if bound is None and args.max_length:
         bound = args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
@@ -106,6 +113,7 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         rounds=rounds,
         total_steps=total_steps,
         warmup_steps=warmup_steps,
+        scheduled_steps=scheduled_steps,
         epochs=None if epoch is None else rounds * prompts / epoch,
         max_tokens_per_round=completions * args.max_completion_length,
         max_tokens_per_micro_batch=bound,
@@ -114,6 +122,8 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
 
 def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
+    if args.command == "replay":
+        return "those that were recorded"
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
         shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""

@@ -46,9 +46,6 @@ class RlhfArguments(RlhfFlags):
                 f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
                 "generate all of it at once"
             )
-        scale = DEFAULT_SCALE_REWARDS[self.advantage_estimator]
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            scale = "batch"  # GDPO: the groups are normalised already
         critic_model, critic_rate = self.critic_model, self.critic_learning_rate
         if self.rlhf_type == "ppo":
             critic_model = critic_model or self.model
@@ -70,7 +67,7 @@ class RlhfArguments(RlhfFlags):
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or scale,
+            scale_rewards=self.scale_rewards or self.default_scale,
             rollout_importance_sampling_mode=self.correction,
             reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
@@ -88,6 +85,13 @@ class RlhfArguments(RlhfFlags):
             **self.given_adapters(given),
             **self.resumed_weights,
         )
+
+    @property
+    def default_scale(self) -> str:
+        """`--scale_rewards` where it is not given."""
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            return "batch"  # GDPO: the groups are normalised already
+        return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         found = super().with_secrets(environ)

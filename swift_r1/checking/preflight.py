@@ -52,11 +52,9 @@ def check_inputs(
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
-        *tracker_faults(args.report_to),
         *hub_faults(args),
         *known_faults,
-        *deepspeed_faults(args, world),
-        *fsdp_faults(args),
+        *trainer_faults(args, world),
     ]
     data: LoadedData | None = None
     try:
@@ -70,15 +68,25 @@ def check_inputs(
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
-    faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
+    faults += model_files_faults(args, environ)
+    if faults or data is None:
+        raise UsageError(*faults)
+    return data
+
+
+def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
+    """What is wrong with trackers and backend."""
+    return [*tracker_faults(args.report_to), *deepspeed_faults(args, world), *fsdp_faults(args)]
+
+
+def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the models that are named."""
+    faults = model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
         faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
     if args.ref_model is not None and args.ref_model != args.model:
         faults += model_faults(args.ref_model, environ, "--ref_model")
-    faults += family_faults(args.model, args.model_type)
-    if faults or data is None:
-        raise UsageError(*faults)
-    return data
+    return faults + family_faults(args.model, args.model_type)
 
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:

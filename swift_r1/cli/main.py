@@ -24,6 +24,7 @@ COMMANDS = {
     "eval": "measure a model on benchmarks, and compare two measurements",
     "view": "show runs, while they train or later, on a page or in the terminal",
     "why": "say what is wrong with a run, on what evidence, and what to try",
+    "replay": "train on the completions of a recorded run again, with other flags",
     "report": "write what runs did into one file, to send or to post",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",

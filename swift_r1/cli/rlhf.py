@@ -6,10 +6,10 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import make_plan, plan_table
+from swift_r1.arguments.plan import Plan, make_plan, plan_table
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
@@ -120,6 +120,14 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
     args_json = write_args(
         folder, args, world, words, data_hash, checkpoint, data.prepared, plan, own_dtype=parsed.torch_dtype is None
     )
+    train(args, world, plan, args_json, gpu, peer)
+
+
+def train(
+    args: RlhfArguments, world: World, plan: Plan, args_json: Path, gpu: bool, peer: str | None = None
+) -> NoReturn:
+    """Becomes the trainer of the run whose folder has the file `args_json`; `peer` is the address of another node."""
+    folder, is_first_node = args_json.parent, world.node_rank == 0
     if args.view and is_first_node:
         start_page(folder, args.view_port, args.secrets)
     added = trainer_environment(

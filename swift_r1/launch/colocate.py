@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 from swift_r1.arguments.fields import flag_specs, no_effect
 from swift_r1.arguments.plan import Plan
@@ -13,6 +14,8 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import dtype_here
 from swift_r1.errors import UsageError
+
+A = TypeVar("A", bound=RlhfArguments)
 
 LEAST_MODEL_BYTES = 100 << 20
 """A smaller model spends its time in Python, where vLLM does more per token than our own engine."""
@@ -80,7 +83,7 @@ _FLASH = {
 }
 
 
-def attention_of(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | None]:
+def attention_of(args: A, gpu: bool) -> tuple[A, str | None]:
     """The arguments with the `attn_impl` that this machine can do, and the line about another one than was asked for.
     Raises UsageError: it needs a package."""
     name = args.attn_impl
@@ -95,7 +98,7 @@ def attention_of(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | N
     return replace(args, attn_impl="sdpa"), f"--attn_impl {name}: attention is PyTorch's SDPA here, since {why}"
 
 
-def without_gpu(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | None]:
+def without_gpu(args: A, gpu: bool) -> tuple[A, str | None]:
     """Without a GPU the arguments at whose default is what only a GPU gives a meaning, and the line about it."""
     specs = flag_specs(type(args))
     unused = [name for name, spec in specs.items() if spec.info.gpu_only and getattr(args, name)]
@@ -105,7 +108,7 @@ def without_gpu(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | No
     return replace(args, **{name: specs[name].default for name in unused}), line
 
 
-def on_this_machine(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, list[str]]:
+def on_this_machine(args: A, gpu: bool) -> tuple[A, list[str]]:
     """The arguments without what this machine cannot do, and the lines about that. Raises UsageError: a package is
     missing."""
     args, about_gpu = without_gpu(args, gpu)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.output import LAST
@@ -25,6 +25,9 @@ from swift_r1.launch.nodes import Nodes
 from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
+
+if TYPE_CHECKING:
+    from swift_r1.runs.recorded import Replay
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
@@ -104,10 +107,11 @@ def write_args(
     prepared: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     own_dtype: bool = False,
+    replay: Replay | None = None,
 ) -> Path:
     """Writes args.json: every resolved flag, the command line, package versions, the machine, the plan, a hash of the
-    training data, where its rows lie prepared, the checkpoint that the run goes on from, and whether its checkpoints
-    have the dtype of the model's config rather than that of training.
+    training data, where its rows lie prepared, the checkpoint that the run goes on from, whether its checkpoints have
+    the dtype of the model's config rather than that of training, and which run it replays.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -123,6 +127,7 @@ def write_args(
         "dataset_hash": dataset,
         "prepared_data": dict(prepared or {}),
         "own_dtype": own_dtype,
+        "replay": None if replay is None else asdict(replay),
         "resumed_from": str(checkpoint) if checkpoint else None,
         "started": time.time(),
     }
@@ -157,12 +162,12 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
     if args.resume_from_checkpoint == LAST:
         newest = newest_version(base)[1] if args.add_version else base
         if newest is None or not holds_run(newest):
-            say(f"there is no run in {base} yet: starting from the beginning")
+            say(f"there is no run in {base} yet: starting from the beginning", args.command)
             return None, None
         with run_folder_held(newest):
             whole = newest_whole(newest)
         if whole is None:
-            say(f"{newest} has no whole checkpoint yet: starting from the beginning")
+            say(f"{newest} has no whole checkpoint yet: starting from the beginning", args.command)
             return newest, None
         run_dir, checkpoint = newest, whole
     else:
@@ -175,7 +180,7 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
                 f"--resume_from_checkpoint {args.resume_from_checkpoint} goes on in {run_dir}, which is not in "
                 f"--output_dir {args.output_dir}: give the run's own flags"
             )
-    say(f"resuming from {checkpoint}")
+    say(f"resuming from {checkpoint}", args.command)
     return run_dir, checkpoint
 
 
@@ -210,7 +215,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
             *differences,
         )
     for line in differences:
-        say(f"--resume_force true: {line}")
+        say(f"--resume_force true: {line}", args.command)
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:

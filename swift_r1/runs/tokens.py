@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swift_r1.errors import one_line
 
@@ -32,6 +32,7 @@ class RecordedCompletion:
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None  # `T`, as all below
     mask: list[bool] | None = None  # in the loss
+    written: list[bool] | None = None  # by the policy, which is trained on them
     rollout_logps: list[float] | None = None  # the engine's
     logps: list[float] | None = None  # the trainer's, in this step
     ratios: list[float] | None = None
@@ -75,6 +76,11 @@ class TokenRecord:
     def completions(self, step: int) -> list[RecordedCompletion]:
         """Those that an optimizer step recorded, without their tokens."""
         return _rows(self._table("step", step, _KEYS))
+
+    def columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:
+        """These of the completions that an optimizer step recorded; None where they were not."""
+        table = self._table("step", step, names)
+        return [] if table is None else table.select(list(names)).to_pylist()
 
     def probes_at(self, step: int) -> list[RecordedCompletion]:
         """The probe prompts' completions at the evaluation of a step."""
@@ -124,6 +130,12 @@ class TokenRecord:
         if table is not None or _VOCABULARY in self._faults:
             self._known = found
         return found
+
+    def is_of(self, vocabulary: Sequence[tuple[bytes, bool]]) -> bool:
+        """Whether its tokens are these: of each id the bytes, and whether it is special. True where it does not say."""
+        known, special = self._vocabulary
+        own = frozenset(one for one, (_, is_special) in enumerate(vocabulary) if is_special)
+        return not known or (known, special) == ({one: text for one, (text, _) in enumerate(vocabulary)}, own)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._vocabulary[1]

@@ -201,7 +201,7 @@ class ServerRollouts:
         """
         model = self.backend.model
         sequences = probe_sequences(model.config.get_text_config().vocab_size)
-        own = self._own_logprobs(sequences)
+        own = own_logprobs(self.backend, sequences, self.ranks.device)
         self.before_scoring()
         found = None
 
@@ -215,15 +215,18 @@ class ServerRollouts:
         difference, allowed = self.ranks.broadcast(found)[0].tolist()
         return (difference if math.isfinite(difference) else math.inf), allowed
 
-    @torch.no_grad()
-    def _own_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The policy's log-probs of each sequence's tokens after the first, at temperature 1. Collective."""
-        token_ids = torch.tensor(sequences, device=self.ranks.device)
-        rows, length = token_ids.shape
-        positions = torch.arange(rows * length, device=self.ranks.device).view(rows, length)[:, :-1].flatten()
-        inputs = ModelInputs(token_ids, positions, token_ids[:, 1:].flatten())
-        logps: list[list[float]] = self.backend.logprobs(inputs, 1.0).logps.float().view(rows, length - 1).tolist()
-        return logps
+
+@torch.no_grad()
+def own_logprobs(
+    backend: TrainedPolicy, sequences: Sequence[Sequence[int]], device: torch.device, temperature: float = 1.0
+) -> list[list[float]]:
+    """The policy's log-probs of each sequence's tokens after the first; sequences of one length. Collective."""
+    token_ids = torch.tensor(sequences, device=device)
+    rows, length = token_ids.shape
+    positions = torch.arange(rows * length, device=device).view(rows, length)[:, :-1].flatten()
+    inputs = ModelInputs(token_ids, positions, token_ids[:, 1:].flatten())
+    logps: list[list[float]] = backend.logprobs(inputs, temperature).logps.float().view(rows, length - 1).tolist()
+    return logps
 
 
 def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-_MAXIMUM = ("completions/max_length", "rollout/weight_check")
+_MAXIMUM = ("completions/max_length", "rollout/weight_check", "rollout/ratio_max")
 _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
 

@@ -50,6 +50,7 @@ _COMPLETION = {
 _TOKENS = {
     "token_ids": "int32",
     "mask": "bool",
+    "written": "bool",
     "rollout_logps": "float",
     "logps": "float",
     "ratios": "float",
@@ -162,7 +163,7 @@ class TokenWriter:
 
     def _go_on(self) -> None:
         """After what an earlier process has left, which may have been killed while it thinned."""
-        self._stride, self._sizes = _stride(self.folder), _step_files(self.folder)
+        self._stride, self._sizes = stride_of(self.folder), _step_files(self.folder)
         self._remove_between()
 
     def _write_rows(self, kind: str, step: int, rows: TokenRows) -> None:
@@ -248,7 +249,8 @@ def _step_files(folder: Path) -> dict[int, int]:
     return {int(match[2]): path.stat().st_size for match, path in named if match[1] == STEP}
 
 
-def _stride(folder: Path) -> int:
+def stride_of(folder: Path) -> int:
+    """The steps' files that a record keeps: every one, every second, ..."""
     try:
         return int((folder / _STRIDE).read_text())
     except (OSError, ValueError):

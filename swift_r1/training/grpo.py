@@ -21,6 +21,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.aggregation import masked_metric
+from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of
 from swift_r1.runtime.ranks import Ranks
@@ -160,6 +161,7 @@ def train_step(
     teaching = max((place for place, found in enumerate(signals, start=1) if found or config.kl_in_loss), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+    weights: list[Tensor] = []  # of each micro-batch, on its device
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
@@ -178,12 +180,19 @@ def train_step(
         )
         if tokens is not None:
             tokens.add(micro, logps, entropies, result)
+        if config.log_rollout_offpolicy_metrics:
+            weights.append(completion_weights(logps, micro.rollout_logps, micro.trained))
         entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
         return replace(result, metrics=result.metrics | entropy)
 
     metrics = update(batches, loss_of, backend, learning_rate, ranks, teaching=0 if frozen else teaching)
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
+    if config.log_rollout_offpolicy_metrics:
+        everyones = torch.zeros(5, len(advantages), dtype=torch.float64)  # no token where a completion is of no rank
+        for micro, own in zip(batches, weights, strict=True):
+            everyones[:, micro.samples] = own.cpu()
+        metrics |= weight_metrics(ranks.sum_data(everyones))
     return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from swift_r1.arguments import make_plan
@@ -11,14 +11,18 @@ from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
+from swift_r1.data.vocabulary import vocabulary_of
+from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.pool import rewards_for
+from swift_r1.runs.recorded import RecordedRun
 from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
 from swift_r1.tracking.metrics import JsonLines
 from swift_r1.training.evaluate import eval_rewards, load_eval_prompts
+from swift_r1.training.recorded import RecordedRewards
 from swift_r1.training.setup import Context
 
 
@@ -33,10 +37,17 @@ class Inputs:
     eval_prompts: list[list[Prompt]] = field(default_factory=list)
     rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
     monitor: InvalidRewardMonitor | None = None
+    recorded: RecordedRun | None = None  # whose rounds are trained on, in the place of prompts
 
 
 def open_inputs(context: Context) -> Inputs:
-    """Data and rewards, after the prompts that the run has taken."""
+    """Data and rewards, after the prompts that the run has taken; of a replay what another run has recorded. Raises
+    UsageError where `--model` reads other tokens than the record has."""
+    if (replay := context.start.replay) is not None:
+        run = RecordedRun.open(replay.run)
+        if not run.tokens.is_of(vocabulary_of(context.tokenizer)):
+            raise UsageError(f"--model {context.args.model} has another tokenizer than the run in {run.path}")
+        return replace(_open_rewards(context, not replay.scored_anew), num_rows=replay.dataset_size or 0, recorded=run)
     args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -65,9 +76,16 @@ def open_inputs(context: Context) -> Inputs:
         order.load_state_dict(order.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, order, workers, ahead)
     cleanup.callback(prompts.close)
+    found = _open_rewards(context)
+    return replace(found, num_rows=len(rows), prompts=prompts, choices=choices, eval_prompts=eval_prompts)
+
+
+def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
+    """The rewards alone: their functions, or in a replay what they gave."""
+    args, start, cleanup = context.args, context.start, context.cleanup
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
-    pool = cleanup.enter_context(rewards_for(args, names, load, context.spans))
-    pool.wait_ready()
+    pool = RecordedRewards(args, names) if recorded else rewards_for(args, names, load, context.spans)
+    cleanup.enter_context(pool).wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
-    return Inputs(len(rows), prompts, choices, eval_prompts, pool, monitor)
+    return Inputs(rewards=pool, monitor=monitor)

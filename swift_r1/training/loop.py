@@ -35,6 +35,7 @@ from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
+from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
 
 
@@ -52,7 +53,7 @@ class Trainer:
     # of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group
     critic: ppo.TrainedCritic | None
     batching: Batching  # how a round is split into micro-batches
-    rounds: RoundSampler | PrefetchedRounds
+    rounds: RoundSampler | PrefetchedRounds | RecordedRounds
     evaluator: Evaluator | None  # None where nothing is evaluated
     device: SharedDevice
     checkpoints: Checkpoints
@@ -139,7 +140,7 @@ class Trainer:
 
     def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
         """This rank's micro-batches of each optimizer step of one pass over the round."""
-        steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
+        steps = len(batch) // self.plan.completions_per_optimizer_step
         return grpo.split_round(batch, steps, self.batching, self.ranks)
 
     def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[Advantages, dict[str, float]]:

@@ -48,6 +48,7 @@ from swift_r1.training.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
+from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
@@ -92,7 +93,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         start_up.enter_context(ranks.busy())
         if ranks.is_rank0:
             cleanup.enter_context(run_folder_held(start.run_dir))
-            truncate_logs(start.run_dir, saved.logs if saved else {})
+            truncate_logs(start.run_dir, saved.logs if saved and start.resumed else {})
             cut_record(start.run_dir, saved.step if saved else -1)
             set_aside_later(start.run_dir, saved.step if saved else 0)
             if args.create_checkpoint_symlink:
@@ -107,9 +108,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             data = open_inputs(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
-        plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
+        scheduled_steps = start.replay.scheduled_steps if start.replay is not None else None
+        plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps)
         if ranks.is_rank0:
-            kind: Kind = "resumed" if saved else "started"
+            kind: Kind = "resumed" if start.resumed else "started"
             where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
             tell(kind, where, total_steps=plan.total_steps)
         trainer = _build(context, plan, data, eval_sizes, stop)
@@ -142,7 +144,7 @@ def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell:
 def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
     args, start, ranks, watchdog = context.args, context.start, context.ranks, context.watchdog
-    writers = setup.open_writers(context) if ranks.is_rank0 else []
+    writers = setup.open_writers(context) if ranks.is_rank0 and start.replay is None else []
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
@@ -192,8 +194,13 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         progress=watchdog.progress,
         on_done=on_done,
     )
-    rounds: RoundSampler | PrefetchedRounds = sampler
-    if prefetches(args):
+    rounds: RoundSampler | PrefetchedRounds | RecordedRounds = sampler
+    if start.replay is not None:
+        saved = context.saved
+        begun = (saved.rounds, saved.prompts_taken, saved.prompts_digest) if saved is not None else (0, 0, "")
+        fresh = saved is None or (saved.round is None and not start.resumed)
+        rounds = RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
+    elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
         more_turns = setup.open_turns(context, ends, rollouts.max_model_length)
         rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)

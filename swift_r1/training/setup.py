@@ -27,6 +27,7 @@ from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
+from swift_r1.runs.recorded import Replay
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
@@ -45,6 +46,7 @@ from swift_r1.training.checkpoint.upload import HubFlags, Uploader
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
+from swift_r1.training.recorded import NothingGenerated
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
 from swift_r1.wire.client import RolloutClient
@@ -58,11 +60,18 @@ class Start:
     """How a run begins."""
 
     run_dir: Path  # its folder
-    checkpoint: Path | None  # in it, to go on from; None to begin at the beginning, whatever the folder's logs hold
+    # in it, or of the run that is replayed, to go on from; None to begin at the beginning, whatever the logs hold
+    checkpoint: Path | None
     dataset: str  # a hash of the training rows
     time: float  # when `swift rlhf` was started, seconds since the epoch
     prepared: Mapping[str, str] = field(default_factory=dict)  # where the launcher has put the rows
     own_dtype: bool = False  # its checkpoints have the dtype of the model's config, not that of training
+    replay: Replay | None = None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run goes on in its own folder."""
+        return self.checkpoint is not None and self.checkpoint.parent == self.run_dir
 
 
 @dataclass(frozen=True)
@@ -223,6 +232,8 @@ def open_rollouts(
     """What generates. `writers` are of servers, on rank 0."""
     args, ranks = context.args, context.ranks
     tokenizer: Any = context.tokenizer
+    if context.start.replay is not None:
+        return NothingGenerated()
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
@@ -285,7 +296,7 @@ def open_uploader(context: Context) -> Uploader | None:
 def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
     """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
     args, tokenizer = context.args, context.tokenizer
-    if args.multi_turn_scheduler is None:
+    if args.multi_turn_scheduler is None or context.start.replay is not None:
         return lambda generator, _ranks: OneTurn(
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
@@ -308,4 +319,4 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:
-    return LearningRate(args.lr_scheduler_type, peak, plan.warmup_steps, plan.total_steps, args.lr_scheduler_kwargs)
+    return LearningRate(args.lr_scheduler_type, peak, plan.warmup_steps, plan.scheduled_steps, args.lr_scheduler_kwargs)

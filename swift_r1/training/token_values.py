@@ -96,13 +96,14 @@ class StepTokens:
         batch, lengths = self._batch, self._lengths
         prompts = batch.prompt_lengths[self._samples]
         starts = (batch.prompt_lengths + batch.completion_lengths).cumsum(0)[self._samples] - lengths
-        own_starts = batch.completion_lengths.cumsum(0)[self._samples] - lengths
+        own = _stretches(batch.completion_lengths.cumsum(0)[self._samples] - lengths, lengths)
         mine = advantages[self._samples]
         written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
         versions = numpy.array([version for one in written for version in spread(*one)], numpy.int32)
         tokens = {
             "token_ids": batch.token_ids[_stretches(starts, lengths)],
-            "rollout_logps": batch.rollout_logps[_stretches(own_starts, lengths)],
+            "written": batch.loss_mask[own],
+            "rollout_logps": batch.rollout_logps[own],
             "advantages": mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[_filled(lengths, mine.shape[1])],
             **dict(zip(self._names, of_ranks, strict=True)),
         }

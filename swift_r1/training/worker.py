@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     try:
         from swift_r1.arguments.forecast import ForecastArguments, arguments_of
+        from swift_r1.runs.recorded import Replay
         from swift_r1.training.run import run
         from swift_r1.training.setup import Start
 
@@ -44,11 +45,12 @@ def main(argv: Sequence[str]) -> int:
             prepared=content["prepared_data"],
             own_dtype=content["own_dtype"],
             time=content["started"],
+            replay=Replay(**content["replay"]) if content["replay"] else None,
         )
         args = arguments_of(content)
         return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
     except SwiftError as error:
-        print(f"swift rlhf: {error}", file=sys.stderr)
+        print(f"swift {_command(content)}: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
         if code := known_end(error, content):
@@ -63,19 +65,24 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
     from swift_r1.runtime.ranks import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 
-    rank = os.environ.get("RANK", "0")
+    command, rank = _command(content), os.environ.get("RANK", "0")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', '')}", file=sys.stderr)
+        print(f"swift {command}: {error.strerror}: {error.filename or content.get('run_dir', '')}", file=sys.stderr)
         return EXIT_RUN_FAILED
     if what := out_of_memory(error):
         # What the failed step held can go: saying what would help needs some memory too.
         error.__traceback__ = None
-        print(f"swift rlhf: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
+        print(f"swift {command}: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
         return EXIT_RUN_FAILED
     if lost_peer(error):
-        print(f"swift rlhf: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr)
+        print(f"swift {command}: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr)
         return EXIT_LOST_PEER
     return 0
+
+
+def _command(content: Mapping[str, Any]) -> str:
+    """`rlhf` or `replay`."""
+    return str(content.get("command", ("swift", "rlhf"))[1])
 
 
 def _advice(content: Mapping[str, Any]) -> str:

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from swift_r1.algorithms import mean_metrics, sum_metrics
-from swift_r1.algorithms.off_policy import kept_completions, off_policy_metrics
+from swift_r1.algorithms.off_policy import (
+    completion_weights,
+    kept_completions,
+    off_policy_metrics,
+    weight_metrics,
+)
 
 
 def given(rows=5, width=7):
@@ -42,6 +47,43 @@ def test_metrics():
     for found in (whole, sum_metrics(parts)):  # however the step is cut
         found = mean_metrics(found)
         assert found == pytest.approx({f"rollout/{name}": value for name, value in expected.items()})
+
+
+def test_weights_and_effective_sample_sizes():
+    logps, rollout, mask = given()
+    rows = [
+        [math.exp(p - q) for p, q, own in zip(*row, strict=True) if own]
+        for row in zip(logps.tolist(), rollout.tolist(), mask.tolist(), strict=True)
+    ]
+    rows = [row for row in rows if row]
+    tokens, products = [w for row in rows for w in row], [math.prod(row) for row in rows]
+
+    def kish(weights):
+        return sum(weights) ** 2 / sum(w * w for w in weights) / len(weights)
+
+    expected = {
+        "rollout/ratio_mean": mean(tokens),
+        "rollout/ratio_max": max(tokens),
+        "rollout/ess_token": kish(tokens),
+        "rollout/ess_seq": kish(products),
+    }
+    whole = completion_weights(logps, rollout, mask)
+    parts = [completion_weights(*(one[rows] for one in (logps, rollout, mask))) for rows in (slice(2), slice(2, 5))]
+    for found in (whole, torch.cat(parts, 1)):  # however the step is cut
+        assert weight_metrics(found) == pytest.approx(expected)
+    assert weight_metrics(completion_weights(logps, rollout, 0 * mask)) == {}
+
+
+def test_effective_sample_sizes_of_long_completions():
+    """Products of many ratios are far out of a float's range, their shares are not."""
+    rollout = torch.full((3, 4000), -1.0, dtype=torch.float64)
+    logps = rollout + torch.tensor([[-0.5], [-0.5], [-3.0]])
+    found = weight_metrics(completion_weights(logps, rollout, torch.ones(3, 4000)))
+    assert found["rollout/ess_seq"] == pytest.approx(2 / 3)
+    assert found["rollout/ratio_max"] == pytest.approx(math.exp(-0.5))
+    logps[0] += 0.01  # 40 nats more in all: one completion is left
+    found = weight_metrics(completion_weights(logps, rollout, torch.ones(3, 4000)))
+    assert found["rollout/ess_seq"] == pytest.approx(1 / 3)
 
 
 def test_a_completion_is_left_out_where_its_advantage_is_negative_and_its_probability_fell():

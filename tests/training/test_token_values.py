@@ -45,6 +45,7 @@ def test_values_are_at_their_places(form: Form, per_token: bool) -> None:
         "ratios": [1] * 10,
         "clipped": [0] * 10,
         "mask": [1, 1, 1, 1, 0, 1, 1, 1, 1, 1],
+        "written": [1, 1, 1, 1, 0, 1, 1, 1, 1, 1],
         "advantages": [0, 0, 0, 2, 2, 2, 2, 2, 3, 3],
         "weight_versions": [4, 4, 4, 4, 4, 4, 6, 6, 5, 5],
     }

@@ -1,0 +1,189 @@
+"""`swift replay`: checks what a run has recorded and the flags, then becomes the trainer on those completions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.parser import is_flag, parse_arguments
+from swift_r1.arguments.plan import Plan, make_plan
+from swift_r1.arguments.replay import ReplayArguments, recorded_flags, taken_groups
+from swift_r1.arguments.world import World
+from swift_r1.cli.rlhf import print_estimate, train
+from swift_r1.errors import UsageError
+from swift_r1.launch.colocate import on_this_machine
+from swift_r1.launch.environment import has_gpu
+from swift_r1.launch.run_folder import check_same_run, find_checkpoint, make_run_folder, run_folder_faults, write_args
+from swift_r1.runs.recorded import RecordedRun, Replay, row_columns
+from swift_r1.runtime.processes import say
+
+_USAGE = """swift replay RUN [--flag value ...]
+
+Trains on the completions of a run again: RUN is its folder, and it had --log_tokens all. The flags are the run's own
+(args.json), changed by those given here. Nothing is generated, and neither server nor data is needed. Without a change
+the weights become the run's, bit for bit. Rewards are the recorded ones, unless --reward_funcs is given.
+
+--max_steps ends it earlier, --resume_from_checkpoint RUN/checkpoint-N begins it there. The folder is
+RUN-replay/vN-<time>, or one in --output_dir; `swift report RUN REPLAY` compares the two. See docs/replay.md."""
+_EXAMPLES = """
+swift replay output/model/v0-20261121-120000
+swift replay output/model/v0-20261121-120000 --learning_rate 2e-6 --loss_type dr_grpo
+swift replay output/model/v0-20261121-120000 --resume_from_checkpoint output/model/v0-20261121-120000/checkpoint-40 \\
+  --max_steps 41 --advantage_estimator rloo
+swift replay output/model/v0-20261121-120000 --external_plugins plugin.py --reward_funcs stricter
+"""
+_STEPS_PER_ROUND = "optimizer_steps_per_round"
+HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups())
+
+
+def run(words: Sequence[str]) -> int:
+    """Does not come back where training starts. Raises UsageError: bad flags, a run that cannot be replayed so, a model
+    that is not there."""
+    if not words or is_flag(words[0]):
+        raise UsageError("the folder of the recorded run comes first: swift replay RUN [--flag value ...]")
+    recorded = RecordedRun.open(words[0])
+    flags = recorded_flags(recorded.args, recorded.plan["completions_per_round"])
+    flags["output_dir"] = f"{recorded.path}-replay"
+    if not os.environ.get("NPROC_PER_NODE"):
+        flags["nproc_per_node"] = recorded.content["world_size"]
+    args = parse_arguments(ReplayArguments, words[1:], recorded=flags)
+    os.environ.update(args.process_variables)
+    world, _ = World.from_environment(os.environ)
+    if world.nnodes > 1:
+        raise UsageError("a replay trains on one machine: leave NNODES out")
+    gpu = has_gpu(os.environ)
+    args, about_machine = on_this_machine(args, gpu)
+    if args.estimate:
+        return print_estimate(args, world, gpu)
+    from swift_r1.checking.preflight import model_files_faults, trainer_faults
+
+    faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
+    if faults := [*faults, *model_files_faults(args, os.environ)]:
+        raise UsageError(*faults)
+    changes = _changes(recorded, args, world)
+    folder, checkpoint = _start(recorded, args, changes)
+    args, plan = _planned(recorded, args, world, checkpoint)
+    data = recorded.content["dataset_hash"]
+    if folder is not None and checkpoint is not None:
+        check_same_run(args, world, data, checkpoint)
+    for line in (*args.about_flags, *about_machine, *_about(recorded, args, checkpoint, changes)):
+        say(line, "replay")
+    folder = folder or make_run_folder(args)
+    replay = Replay(str(recorded.path), _scored_anew(args), plan.scheduled_steps, plan.dataset_size)
+    own_dtype = recorded.content["own_dtype"] and "torch_dtype" not in args.given
+    train(args, world, plan, write_args(folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay), gpu)
+
+
+def _scored_anew(args: ReplayArguments) -> bool:
+    return "reward_funcs" in args.given
+
+
+def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str]:
+    """Why rewards cannot be computed anew."""
+    if not _scored_anew(args):
+        return
+    if args.multi_turn_scheduler is not None:
+        yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
+        return
+    from swift_r1.checking.preflight import column_faults, reward_name_faults
+    from swift_r1.plugins import load_plugins
+
+    load_plugins(args.external_plugins)
+    yield from reward_name_faults(args)
+    yield from column_faults(args, frozenset(row_columns(recorded.first_row())))
+
+
+def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list[str]:
+    """What may change what is learned, in words."""
+    specs, before = flag_specs(ReplayArguments), recorded.args
+    names = [name for name in sorted(args.given) if not specs[name].info.may_change and name != "max_steps"]
+    differing = [(name, before.get(name), getattr(args, name)) for name in names]
+    processes = recorded.content["world_size"]
+    return [
+        *(f"--{name} {_shown(old)} became {_shown(new)}" for name, old, new in differing if old != new),
+        *([f"{processes} processes became {world.size}"] if processes != world.size else ()),
+    ]
+
+
+def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]) -> tuple[Path | None, Path | None]:
+    """The folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a replay
+    that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
+    named = Path(args.resume_from_checkpoint or "").absolute()
+    if args.resume_from_checkpoint is None or named.resolve().parent != recorded.path:
+        return find_checkpoint(args)
+    from swift_r1.training.checkpoint.folder import fault_of
+    from swift_r1.training.checkpoint.state import RunState
+
+    if fault := fault_of(named):
+        raise UsageError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: {fault}")
+    if faults := run_folder_faults(replace(args, resume_from_checkpoint=None), World()):
+        raise UsageError(*faults)
+    if changes and RunState.read(named).round is not None:
+        raise UsageError(
+            f"{named} was saved in the middle of a round, which only the run's own flags can go on with:", *changes
+        )
+    return None, named
+
+
+def _planned(
+    recorded: RecordedRun, args: ReplayArguments, world: World, checkpoint: Path | None
+) -> tuple[ReplayArguments, Plan]:
+    """The plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`. The
+    learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does not
+    go that far, or not with these flags."""
+    step = rounds = begun = 0
+    if checkpoint is not None:
+        from swift_r1.training.checkpoint.state import RunState
+
+        state = RunState.read(checkpoint)
+        step, rounds, begun = state.step, state.rounds, 0 if state.round is None else state.round["done"]
+    before, size = recorded.plan, recorded.plan["dataset_size"]
+    plan = make_plan(replace(args, max_steps=recorded.scheduled_steps), world.size, size)
+    if plan.completions_per_round != before["completions_per_round"]:
+        raise UsageError(
+            f"a round of the record has {before['completions_per_round']} completions, and these flags make it "
+            f"{plan.completions_per_round}: change --gradient_accumulation_steps, --per_device_train_batch_size or the "
+            "number of processes so that they agree"
+        )
+    per_round, whole = plan.optimizer_steps_per_round, recorded.whole_rounds(rounds)
+    alike = all(getattr(plan, one) == before[one] for one in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
+    if alike:
+        scheduled = recorded.scheduled_steps
+        last = min(recorded.last_step(step), scheduled)
+        if args.normalizes_rounds or before["completions_per_optimizer_step"] % before["num_generations"]:
+            last = min(last, (rounds + whole) * per_round)
+    else:  # steps are counted otherwise than in the run
+        ends = step - begun + per_round if begun else step
+        scheduled, last = (ends + number * per_round for number in (before["rounds"] - rounds, whole))
+    end = args.max_steps if "max_steps" in args.given and args.max_steps > 0 else last
+    if last <= step or (end > last and alike):
+        raise UsageError(recorded.why_not(last + 1 if alike else rounds * before[_STEPS_PER_ROUND] + 1))
+    if not step < end <= last:
+        raise UsageError(f"--max_steps {end}: with these flags the replay has steps {step + 1} to {last}")
+    args = replace(args, max_steps=end)
+    return args, make_plan(args, world.size, size, scheduled)
+
+
+def _about(
+    recorded: RecordedRun, args: ReplayArguments, checkpoint: Path | None, changes: Sequence[str]
+) -> Iterator[str]:
+    """Lines for the start: what is replayed, and whether that is off-policy."""
+    rewards = "scored anew" if _scored_anew(args) else "with the recorded rewards"
+    where = "" if checkpoint is None else f" after {checkpoint.name}"
+    yield f"the completions of {recorded.path}{where}, {rewards}, up to step {args.max_steps}"
+    yield from changes
+    if changes:
+        yield (
+            "once weights differ from the run's, its completions are no longer the policy's own (off-policy): "
+            "rollout/ess_token, ess_seq, ratio_mean and ratio_max say how far off"
+        )
+    else:
+        yield "no flag of the training is changed: the weights become those of the run"
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,187 @@
+"""Rounds that another run has recorded, in the place of those that are sampled (`swift replay`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from swift_r1.algorithms import from_flags
+from swift_r1.algorithms.rewards import Composition
+from swift_r1.data.prompts import Prompt
+from swift_r1.errors import RunFailed, UsageError
+from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
+from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
+from swift_r1.runs.recorded import RecordedRun, WholeCompletion, row_columns
+from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TrainedPolicy
+from swift_r1.sampling.remote import explained_difference, own_logprobs
+from swift_r1.sampling.rounds import RoundSampler
+from swift_r1.sampling.scoring import ScoredRound, Scoring
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
+
+
+class NothingGenerated:
+    """The `Rollouts` of a run that generates nothing."""
+
+    max_model_length: int | None = None
+    weight_version = 0
+
+    def publish_weights(self) -> None: ...
+
+    def resume(self, weight_version: int) -> None:
+        self.weight_version = weight_version
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        raise NotImplementedError("a replay generates nothing")
+
+
+class RecordedRewards(RewardCaller):
+    """What the reward functions of a recorded run gave: nothing is called.
+
+    Attributes:
+        rows: of each completion, as the column `request_id` names it, the line of `completions.jsonl`.
+        invalid: what `completions.jsonl` has as null, as it has no opinion; see `RecordedRun`.
+    """
+
+    rows: Mapping[str, Mapping[str, Any]] = {}
+    invalid: Mapping[tuple[str, str], Mapping[str, Any]] = {}
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def wait_ready(self) -> None: ...
+
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
+        for call in calls:
+            yield Answer(call, [self._outcome(call.name, item) for item in call.items], 0.0)
+
+    def _outcome(self, name: str, item: Item) -> ItemOutcome:
+        ids = item.columns["request_id"]
+        found = [(at, self.invalid.get((name, one))) for at, one in enumerate(ids)]
+        bad = tuple(InvalidReward(at, str(row["cause"]), str(row["kind"])) for at, row in found if row is not None)
+        values = (
+            self.rows[one][f"rewards/{name}"] if row is None else math.nan
+            for one, (_, row) in zip(ids, found, strict=True)
+        )
+        return ItemOutcome(tuple(values), bad)
+
+
+class RecordedRounds:
+    """`RoundSampler` of a replay. All methods are collective.
+
+    Args:
+        run: on rank 0, None elsewhere.
+        rewards: recorded ones, where they are; functions are called by `sampler`.
+        begun: how many rounds were begun before, the prompts that they took from the data, and their hash (`Prompts`).
+        fresh: the weights are to be those that the run had then.
+    """
+
+    def __init__(
+        self,
+        sampler: RoundSampler,
+        backend: TrainedPolicy,
+        run: RecordedRun | None,
+        rewards: RewardCaller | None,
+        begun: tuple[int, int, str],
+        fresh: bool,
+    ) -> None:
+        self.sampler, self.backend, self.run, self.rewards = sampler, backend, run, rewards
+        rounds, taken, digest = begun
+        self.position = taken, digest
+        self._rounds = None if run is None else run.rounds(rounds)
+        if isinstance(rewards, RecordedRewards) and run is not None:
+            rewards.invalid = run.invalid_rewards()
+        self._unchecked = fresh
+
+    def publish_weights(self, begun: int, in_the_middle: bool) -> None:
+        """Nobody generates with them; the first ones must be those of the run."""
+        if self._unchecked:
+            self._check_weights(begun)
+        self._unchecked = False
+
+    def _check_weights(self, number: int) -> None:
+        """Raises UsageError where the policy does not give the log-probs that it had before round `number`."""
+        ranks, args, told = self.sampler.ranks, self.sampler.args, None
+        if self.run is not None:
+            first = self.run.first_of(number)
+            logps = [value if written else 0.0 for value, written in zip(first.logps, first.written, strict=True)]
+            told = [torch.tensor([*first.prompt_token_ids, *first.token_ids]), torch.tensor(logps)]
+        sequence, recorded = ranks.broadcast(told)
+        [own] = own_logprobs(self.backend, [sequence.tolist()], ranks.device, args.temperature)
+        written = recorded != 0
+        difference = (
+            (torch.tensor(own)[-len(recorded) :] - recorded)[written].abs().mean().item() if written.any() else 0.0
+        )
+        explained = explained_difference(str(self.backend.model.dtype).removeprefix("torch."))
+        if not difference <= explained:
+            raise UsageError(
+                f"--model {args.model} is not the model of the record: its log-probs of a completion of the first step "
+                f"differ by {difference:.3g} nats on average, and rounding explains {explained:g}"
+            )
+
+    def sample(self, number: int, step: int) -> ScoredRound | None:
+        """The recorded completions of the next round with their rewards, on rank 0. Raises UsageError as
+        `RecordedRun.rounds`."""
+        sampler = self.sampler
+        if self._rounds is None:
+            return None
+        sampler.progress("the record")
+        with sampler.ranks.busy(), sampler.stopwatch.timed("reward"):
+            recorded = next(self._rounds, None)
+            if recorded is None:
+                raise RunFailed(f"round {number} is no longer in the record")
+            self.position = self.position[0] + recorded.prompts, self.position[1]
+            if isinstance(self.rewards, RecordedRewards):
+                self.rewards.rows = {f"{one.request_id}/{one.number}": row for one, row in recorded.completions}
+            conversations = [_conversation(one, row) for one, row in recorded.completions]
+            size = sampler.plan.num_generations
+            groups = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+            state = {"global_step": step, "max_steps": sampler.plan.scheduled_steps}
+            prompts, names = [one[0].prompt for one in groups], [one[0].request_id for one in groups]
+            assert sampler.open_rewards is not None
+            scoring = Scoring(prompts, names, sampler.open_rewards, from_flags(Composition, sampler.args), state)
+            for group in groups:
+                scoring.add(group)
+            return scoring.result()
+
+
+def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
+    """What was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
+    ids, text = tuple(one.token_ids), row["completion"]
+    prompt = Prompt(
+        prompt_id=str(one.prompt_id),
+        dataset=str(one.prompt_id).rpartition(":")[0],
+        messages=({"role": "user", "content": row["prompt"]},),
+        text=row["prompt"],
+        token_ids=tuple(one.prompt_token_ids),
+        columns=row_columns(row),
+    )
+    completion = Completion(
+        token_ids=ids,
+        logprobs=tuple(one.rollout_logps),
+        finish_reason=row["finish_reason"],
+        weight_version=row["weight_version"],
+        newest_weight_version=row.get("newest_weight_version"),
+        weight_versions=tuple(map(tuple, row["weight_versions"])) if "weight_versions" in row else None,
+    )
+    turns = row.get("turns")
+    return Conversation(
+        request_id=str(one.request_id),
+        prompt=prompt,
+        completion=completion,
+        loss_mask=one.written,
+        turns=(ids,) if turns is None else ((),) * turns,
+        messages=row.get("messages") or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
+        text=text,
+        infos=None if turns is None else {"num_turns": turns},
+    )

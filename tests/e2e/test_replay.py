@@ -1,0 +1,312 @@
+"""`swift replay`: recorded runs trained on again, bit for bit without a change, and what a change does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from tests import forks
+from tests.e2e.conftest import Run, _flag
+
+HERE = Path(__file__).parent
+RUN = {"log_tokens": "all", "learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.2}
+
+
+def replay(run: Path, folder: Path, processes: int | None = None, **flags) -> Run:
+    """`swift replay run` into `folder`; what it prints is shown if a test fails."""
+    words = [word for name, value in flags.items() for word in _flag(name, value)]
+    words = ["-m", "swift_r1", "replay", str(run), "--output_dir", str(folder), "--add_version", "false", *words]
+    environ = {"OMP_NUM_THREADS": "1"} | ({} if processes is None else {"NPROC_PER_NODE": str(processes)})
+    done = forks.run(words, cwd=folder.parent, environ=environ, timeout=280)
+    print(done.stdout, done.stderr)
+    return Run(done.returncode, done.stderr, folder)
+
+
+def weights(folder: Path, step: int, name: str = "model.safetensors") -> bytes:
+    return (folder / f"checkpoint-{step}" / name).read_bytes()
+
+
+def learned(run: Run) -> list[dict]:
+    """What is logged, without times and what only a replay measures."""
+
+    def same(name: str) -> bool:
+        measured = name.startswith("rollout/") and name not in ("rollout/logp_diff", "rollout/weight_version")
+        return not measured and not name.startswith(("time/", "memory/")) and "second" not in name
+
+    return [{name: value for name, value in line.items() if same(name)} for line in run.steps]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, tiny_model):
+    """A run of three rounds of four optimizer steps, the last cut in two by --max_steps."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return make(folder, tiny_model)
+
+
+def make(folder: Path, model: Path, processes: int = 1, **flags) -> Run:
+    values = {
+        "rlhf_type": "grpo",
+        "model": model,
+        "external_plugins": HERE / "digits_plugin.py",
+        "dataset": "counting#200",
+        "reward_funcs": "digits",
+        "reward_isolation": "inline",
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "max_completion_length": 12,
+        "gradient_checkpointing": "false",
+        "logging_steps": 1,
+        "report_to": "none",
+        "max_steps": 10,
+        "save_steps": 3,
+        "beta": 0.05,
+        "output_dir": folder / "run",
+        "add_version": "false",
+    }
+    words = [word for name, value in (values | RUN | flags).items() if value != [] for word in _flag(name, value)]
+    environ = {"OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)}
+    done = forks.run(["-m", "swift_r1", "rlhf", *words], cwd=folder, environ=environ, timeout=280)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    return Run(done.returncode, done.stderr, folder / "run")
+
+
+def test_unchanged_flags_give_the_same_weights(recorded, tmp_path):
+    again = replay(recorded.folder, tmp_path / "again")
+    assert again.code == 0 and "the weights become those of the run" in again.errors
+    for step in (3, 6, 10):
+        assert weights(again.folder, step) == weights(recorded.folder, step)
+    assert learned(again) == learned(recorded)
+    assert again.lines("completions.jsonl") == recorded.lines("completions.jsonl")
+    for step in range(1, 11):
+        tables = [parquet.read_table(one.folder / "tokens" / f"step-{step:06}.parquet") for one in (again, recorded)]
+        assert tables[0] == tables[1]
+    first, *_, last = again.steps
+    assert first["rollout/ess_token"] == first["rollout/ess_seq"] == pytest.approx(1, abs=1e-6)
+    assert first["rollout/ratio_mean"] == pytest.approx(1, abs=1e-4) > last["rollout/ess_token"]
+    content = json.loads((again.folder / "args.json").read_text())
+    assert content["command"][:3] == ["swift", "replay", str(recorded.folder)]
+    assert content["replay"]["run"] == str(recorded.folder)
+
+
+def test_a_replay_is_replayed(recorded, tmp_path):
+    """With its own flags, which are its run's and the change."""
+    one = replay(recorded.folder, tmp_path / "one", learning_rate=1e-3, max_steps=4)
+    two = replay(one.folder, tmp_path / "two")
+    assert one.code == two.code == 0
+    assert weights(one.folder, 4) == weights(two.folder, 4) != weights(recorded.folder, 3)
+
+
+def test_from_a_checkpoint_and_up_to_a_step(recorded, tmp_path):
+    """Also from the middle of a round, and to another one; the learning rate is the run's."""
+    for first, last in ((3, 6), (6, 9)):
+        checkpoint = recorded.folder / f"checkpoint-{first}"
+        part = replay(recorded.folder, tmp_path / f"{first}", resume_from_checkpoint=checkpoint, max_steps=last)
+        assert part.code == 0 and f"after checkpoint-{first}" in part.errors
+        assert weights(part.folder, last) == weights(recorded.folder, last)
+        assert learned(part) == learned(recorded)[first:last]
+
+
+def test_changed_flags(recorded, tmp_path):
+    """Steps are taken otherwise, and how far off-policy they are is measured."""
+    changed = replay(recorded.folder, tmp_path / "rate", learning_rate=3e-3, loss_type="dr_grpo", epsilon=0.05)
+    assert changed.code == 0 and "--learning_rate 0.0003 became 0.003" in changed.errors
+    assert "off-policy" in changed.errors
+    was, now = recorded.steps, changed.steps
+    assert [line["reward"] for line in now] == [line["reward"] for line in was]
+    assert [line["learning_rate"] for line in now] == pytest.approx([10 * line["learning_rate"] for line in was])
+    assert now[0]["loss"] != was[0]["loss"]
+    assert now[-1]["rollout/ess_seq"] < 0.99 and now[-1]["rollout/ratio_max"] > 1.05
+    assert now[-1]["rollout/ess_seq"] <= now[0]["rollout/ess_seq"]
+    # One step a round where there were four: another count of steps over the same rounds.
+    more = {"num_iterations": 1, "per_device_train_batch_size": 16, "advantage_estimator": "rloo"}
+    fewer = replay(recorded.folder, tmp_path / "fewer", **more)
+    assert fewer.code == 0 and len(fewer.steps) == 2
+    assert [line["reward"] for line in fewer.steps] == [was[0]["reward"], was[4]["reward"]]
+
+
+def test_rewards(recorded, tmp_path):
+    """Recorded ones weighed otherwise; and scored anew, by the plugin or a built-in function."""
+    twice = replay(recorded.folder, tmp_path / "twice", reward_weights=2, max_steps=2)
+    anew = replay(recorded.folder, tmp_path / "anew", reward_funcs=["digits", "format"], max_steps=2)
+    assert twice.code == anew.code == 0
+    for was, one, two in zip(*(each.lines("completions.jsonl")[:16] for each in (recorded, twice, anew)), strict=True):
+        assert one["reward"] == 2 * was["reward"] and one["rewards/digits"] == was["rewards/digits"]
+        assert two["rewards/digits"] == was["rewards/digits"] and two["rewards/format"] in (0, 1)
+        assert was["start"] == one["start"] == two["start"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "flags"),
+    [
+        (2, {"per_device_train_batch_size": 4, "max_steps": 5}),
+        (2, {"per_device_train_batch_size": 4, "max_steps": 5, "deepspeed": "zero3"}),
+        (1, {"rlhf_type": "ppo", "steps_per_generation": [], "num_mini_batches": 2, "kl_coef": 0.1, "beta": []}),
+        (1, {"dynamic_sample": "true", "temperature": 0.2}),
+    ],
+    ids=["ddp", "zero3", "ppo", "dynamic"],
+)
+def test_other_layouts(tmp_path, tiny_model, processes, flags):
+    """As many processes as the run had, without being told; of the last round a part alone."""
+    steps = flags.get("max_steps", 4)
+    run = make(tmp_path, tiny_model, processes, **flags | {"max_steps": steps})
+    again = replay(run.folder, tmp_path / "again")
+    assert again.code == 0
+    assert weights(again.folder, steps) == weights(run.folder, steps)
+
+
+def test_a_run_of_several_turns(tmp_path, tiny_model):
+    turns = {"external_plugins": HERE / "turns_plugin.py", "dataset": "starts#50", "reward_funcs": "seen"}
+    turns |= {"multi_turn_scheduler": "again", "max_turns": 3, "max_completion_length": 6, "max_steps": 4}
+    run = make(tmp_path, tiny_model, **turns)
+    again = replay(run.folder, tmp_path / "again")
+    assert again.code == 0 and weights(again.folder, 4) == weights(run.folder, 4)
+    assert again.lines("completions.jsonl") == run.lines("completions.jsonl")
+    assert again.steps[0]["multi_turn/trained_tokens"] == run.steps[0]["multi_turn/trained_tokens"]
+    refused = replay(run.folder, tmp_path / "anew", reward_funcs="seen")
+    assert refused.code == 2 and "several turns" in refused.errors
+
+
+@pytest.mark.parametrize("ahead", [{}, {"async_generate": "true", "max_staleness": 2, "steps_per_generation": 1}])
+def test_a_run_with_a_server(tmp_path, tiny_model, tiny_server, ahead):
+    """Without the server. Completions of rounds ahead are of older weights."""
+    server = {"use_vllm": "true", "vllm_server_base_url": tiny_server.url, "max_steps": 4, "learning_rate": 1e-3}
+    run = make(tmp_path, tiny_model, **server | ahead)
+    tiny_server.kill()
+    again = replay(run.folder, tmp_path / "again")
+    assert again.code == 0 and weights(again.folder, 4) == weights(run.folder, 4)
+
+
+def test_a_killed_run_is_replayed_up_to_its_last_step(recorded, tmp_path):
+    folder = copied(recorded, tmp_path)
+    (folder / "summary.json").unlink()
+    for step in (8, 9, 10):
+        (folder / "tokens" / f"step-{step:06}.parquet").unlink()
+    (folder / "tokens" / ".writing-step-000008.parquet").write_bytes(b"PAR1")
+    text = (folder / "completions.jsonl").read_bytes()
+    (folder / "completions.jsonl").write_bytes(text[: text.index(b'\n{"step": 9') + 40])
+    again = replay(folder, tmp_path / "again")
+    # Step 8 goes over completions that the first pass recorded.
+    assert again.code == 0 and again.steps[-1]["step"] == 8
+    assert learned(again) == learned(recorded)[:8] and weights(again.folder, 6) == weights(recorded.folder, 6)
+
+
+def test_a_killed_replay_goes_on(recorded, tmp_path):
+    """It is resumed as a run is; the weights are no longer the recorded run's, which is no fault."""
+    flags = {"learning_rate": 1e-3, "save_steps": 3}
+    whole = replay(recorded.folder, tmp_path / "whole", **flags)
+    part = tmp_path / "part"
+    shutil.copytree(whole.folder, part, ignore=shutil.ignore_patterns("checkpoint-9", "checkpoint-10", "summary.json"))
+    resumed = replay(recorded.folder, part, resume_from_checkpoint="last", **flags)
+    assert resumed.code == 0 and "resuming from" in resumed.errors
+    assert weights(part, 10) == weights(whole.folder, 10) and resumed.steps == pytest.approx(whole.steps, abs=9e9)
+
+
+def copied(run: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoint-*")))
+
+
+def remove(name):
+    return lambda folder: shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+
+
+def edited(**flags):
+    def edit(folder):
+        content = json.loads((folder / "args.json").read_text())
+        content["args"] |= flags
+        (folder / "args.json").write_text(json.dumps(content))
+
+    return edit
+
+
+def without(column, step):
+    def drop(folder):
+        path = folder / "tokens" / f"step-{step:06}.parquet"
+        parquet.write_table(parquet.read_table(path).drop_columns([column]), path)
+
+    return drop
+
+
+def sampled(folder):
+    for path in (folder / "tokens").glob("step-*.parquet"):
+        parquet.write_table(parquet.read_table(path).slice(0, 4), path)
+    edited(log_tokens="sample")(folder)
+
+
+def thinned(folder):
+    for step in range(1, 11, 2):
+        (folder / "tokens" / f"step-{step:06}.parquet").unlink()
+    (folder / "tokens" / "stride").write_text("2")
+
+
+@pytest.mark.parametrize(
+    ("damage", "flags", "why"),
+    [
+        (remove("args.json"), {}, "args.json is missing"),
+        (edited(a_later_flag=1), {}, "args.json is of another version"),
+        (remove("tokens"), {}, "has no token record (--log_tokens all): a run with --log_tokens all has one"),
+        (sampled, {}, "4 of the 8 completions of step 10 are recorded (--log_tokens sample)"),
+        (thinned, {}, "a higher limit would have kept every step"),
+        (remove("tokens/step-000001.parquet"), {}, "step 1 is not in the token record: it was left out"),
+        (without("written", 10), {}, "its token record has no column written"),
+        (None, {"max_steps": 11}, "its record ends with step 10"),
+        (None, {"temperature": 0.5}, "--temperature is of what was sampled"),
+        (None, {"eval_steps": 2}, "measure its checkpoints with `swift eval`"),
+        (None, {"per_device_train_batch_size": 6}, "--generation_batch_size 16 is not a multiple of 6"),
+        (
+            None,
+            {"gradient_accumulation_steps": 4},
+            "has 16 completions, and these flags make it 32",
+        ),
+        (None, {"model": "nowhere/model"}, "--model nowhere/model"),
+        (None, {"epsilon": 0.1, "loss_type": "sapo"}, "--epsilon has no effect with --loss_type sapo"),
+        (None, {"reward_funcs": "no_such"}, "there is no such reward function"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(recorded, tmp_path, damage, flags, why):
+    folder = copied(recorded, tmp_path)
+    if damage is not None:
+        damage(folder)
+    refused = replay(folder, tmp_path / "again", **flags)
+    assert refused.code == 2 and why in refused.errors and "Traceback" not in refused.errors
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (remove("completions.jsonl"), "No such file"),
+        (lambda folder: (folder / "completions.jsonl").write_text('{"step": 1}\n'), "has no completion"),
+        (without("logps", 5), "its token record has no column logps"),
+    ],
+)
+def test_what_is_found_only_when_it_is_read(recorded, tmp_path, damage, why):
+    folder = copied(recorded, tmp_path)
+    damage(folder)
+    ended = replay(folder, tmp_path / "again")
+    assert ended.code == 2 and why in ended.errors and "Traceback" not in ended.errors
+
+
+def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_untied):
+    """One of the same tokens by its log-probs; one of other tokens before it is loaded."""
+    other = save_model(tmp_path / "other", seed=7)
+    refused = replay(recorded.folder, tmp_path / "again", model=other)
+    assert refused.code == 2 and "is not the model of the record" in refused.errors
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = {f"{key}!": number for key, number in tokenizer["model"]["vocab"].items()}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused = replay(recorded.folder, tmp_path / "more", model=other)
+    assert refused.code == 2 and "has another tokenizer" in refused.errors
+
+
+def test_the_folder_comes_first(tmp_path):
+    for words in ([], ["--max_steps", "1"]):
+        done = forks.run(["-m", "swift_r1", "replay", *words], cwd=tmp_path, environ=dict(os.environ), timeout=60)
+        assert done.returncode == 2 and "the folder of the recorded run comes first" in done.stderr
