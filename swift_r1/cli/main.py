@@ -22,6 +22,7 @@ COMMANDS = {
     "rollout": "serve a model's generations and take its weight updates",
     "eval": "measure a model on benchmarks, and compare two measurements",
     "view": "show runs, while they train or later, on a page or in the terminal",
+    "sweep": "train at the points of a grid, with seeds, and compare them",
     "report": "write what runs did into one file, to send or to post",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
