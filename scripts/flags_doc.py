@@ -14,6 +14,7 @@ from swift_r1.arguments.forecast import ForecastArguments
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.arguments.sweep import SweepArguments
 from swift_r1.arguments.view import ViewArguments
 from swift_r1.arguments.why import WhyArguments
 from swift_r1.cli.help import shown
@@ -42,7 +43,12 @@ def page() -> str:
         parts.append(f"## `{command}`\n")
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
             parts += [f"### {group}\n", *map(_entry, members), ""]
-    for command, cls in (("swift view", ViewArguments), ("swift why", WhyArguments), ("swift report", ReportArguments)):
+    for command, cls in (
+        ("swift sweep", SweepArguments),
+        ("swift view", ViewArguments),
+        ("swift why", WhyArguments),
+        ("swift report", ReportArguments),
+    ):
         parts += [f"## `{command}`\n", *map(_entry, flag_specs(cls).values()), ""]
     parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
     parts.append(

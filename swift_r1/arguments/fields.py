@@ -233,12 +233,12 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
     """The command line that gives flags these values; None and {} leave a flag out."""
-    return [
-        word
-        for name, value in values.items()
-        if value not in (None, {})
-        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
-    ]
+    words: list[str] = []
+    for name, value in values.items():
+        if value not in (None, {}):
+            items = value if isinstance(value, list) else [value]
+            words += [f"--{name}", *(json.dumps(one) if isinstance(one, bool | dict) else str(one) for one in items)]
+    return words
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:

@@ -40,6 +40,8 @@ class Command:
     """The arguments of a command: a dataclass of flags that all have defaults."""
 
     command: ClassVar[str]
+    of_others: ClassVar[str] = "leave it out"
+    """What to do with a flag of another command."""
     always_so: tuple[str, ...] = ()
     """Flags of ms-swift that were given, as written, with the value that is always so here."""
     unread: tuple[str, ...] = ()
@@ -252,7 +254,7 @@ def unknown_flag(cls: type[Command], written: str) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     owners = [one.command for one in Command.__subclasses__() if name in spellings(one)]
     if owners and name not in names:
-        return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: leave it out"
+        return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: {cls.of_others}"
     if near:
         return f"unknown flag {shown}: did you mean --{near[0]}?"
     return f"unknown flag {shown}: `swift {cls.command} --help` lists the flags"

@@ -25,6 +25,7 @@ COMMANDS = {
     "view": "show runs, while they train or later, on a page or in the terminal",
     "why": "say what is wrong with a run, on what evidence, and what to try",
     "replay": "train on the completions of a recorded run again, with other flags",
+    "sweep": "train at the points of a grid, with seeds, and compare them",
     "report": "write what runs did into one file, to send or to post",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",

@@ -11,6 +11,8 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.report import FORMATS, ReportArguments
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.report.blocks import Section
+from swift_r1.runs.folder import RunFolder, find_runs
 
 _USAGE = """swift report RUN ... [-o report.html] [--format html|md]
 
@@ -31,8 +33,6 @@ def run(words: Sequence[str]) -> int:
     extra is not installed."""
     args = parse_arguments(ReportArguments, ["--output" if word == "-o" else word for word in words])
     check_packages()
-    from swift_r1.runs.folder import find_runs
-
     folders = find_runs(args.runs)
     if args.output is None and any(Path.cwd().is_relative_to(folder.path) for folder in folders):
         raise UsageError("this folder is a run's own: name a file with -o")
@@ -44,10 +44,20 @@ def run(words: Sequence[str]) -> int:
     if file.is_dir():
         more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
         file /= "report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}"
+    for problem in write_report(folders, file, form):
+        print(f"swift report: {problem}", file=sys.stderr)
+    print(file)
+    return EXIT_OK
+
+
+def write_report(folders: Sequence[RunFolder], file: Path, form: str, first: Sequence[Section] = ()) -> Sequence[str]:
+    """Writes the report of these runs to `file`, sections of others first; returns what could not be read, a line each.
+    Raises UsageError: it cannot be written, is there and is no report, or the extra is not installed."""
+    check_packages()
     _check(file)
     from swift_r1.report.build import build
 
-    report = build(folders)
+    report = build(folders, first)
     if form == "md":
         from swift_r1.report.markdown import markdown
 
@@ -58,10 +68,7 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.report.html import html
 
         _write({file: html(report)})
-    for problem in report.problems:
-        print(f"swift report: {problem}", file=sys.stderr)
-    print(file)
-    return EXIT_OK
+    return report.problems
 
 
 def _check(file: Path) -> None:

@@ -45,11 +45,10 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             before = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
-        differences = list(_differences(before, json.loads(json.dumps(settings)), ""))
-        if differences:
+        if found := list(differences(before, json.loads(json.dumps(settings)))):
             raise UsageError(
                 f"{folder} holds an evaluation with other settings: give another --output_dir, or the same settings",
-                *differences,
+                *found,
             )
         return
     if (folder / COMPLETIONS).exists():
@@ -119,10 +118,11 @@ def _row(line: bytes) -> CompletionRow | None:
     return row if isinstance(row, dict) and {"benchmark", "prompt_id", "index", "reward"} <= row.keys() else None
 
 
-def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """What has become otherwise in JSON, a line each."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*before, *now]):
-            yield from _differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")
+            yield from differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")
     elif before != now:
         texts = (json.dumps(value, ensure_ascii=False) for value in (before, now))
         yield f"{where}: " + " became ".join(text if len(text) <= 100 else f"{text[:97]}..." for text in texts)

@@ -177,9 +177,13 @@ def server_environment(
 
 def cpu_binding(cpus: Sequence[int], engines: int) -> str:
     """CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
-    share = max(1, len(cpus) // engines)
-    parts = [cpus[index * share : (index + 1) * share] or cpus for index in range(engines)]
-    return "|".join(_ranges(part) for part in parts)
+    return "|".join(map(cpu_ranges, cpu_shares(cpus, engines)))
+
+
+def cpu_shares(cpus: Sequence[int], count: int) -> list[Sequence[int]]:
+    """The CPUs in `count` equal parts; where there are too few, the last ones are all of them."""
+    share = max(1, len(cpus) // count)
+    return [cpus[index * share : (index + 1) * share] or cpus for index in range(count)]
 
 
 def find_allocator() -> str | None:
@@ -213,7 +217,8 @@ def _linker_cache() -> dict[str, str]:
     return {name: path for name, abi, path in found if name in _ALLOCATORS and "64" in abi}
 
 
-def _ranges(cpus: Sequence[int]) -> str:
+def cpu_ranges(cpus: Sequence[int]) -> str:
+    """`0-3,8`."""
     groups = groupby(enumerate(cpus), lambda pair: pair[1] - pair[0])  # the same for CPUs in a row
     runs = [[cpu for _, cpu in group] for _, group in groups]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -16,9 +16,8 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
     found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
     if isinstance(total, int) and total > 0:
         found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
-        seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
-        if run.status == "running" and seconds:
-            found["time"] = f"about {duration(max(0, total - done) * sum(seconds) / len(seconds))} left"
+        if run.status == "running" and (left := seconds_left(run, log)) is not None:
+            found["time"] = f"about {duration(left)} left"
     if isinstance(took := run.summary.get("seconds"), int | float) and math.isfinite(took):
         found["time"] = f"took {duration(took)}"
     if values := log.get("reward").values:
@@ -29,6 +28,16 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
             interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
             found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
     return found
+
+
+def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
+    """Of training, at the pace of the last steps; None before there is one, or where the number of steps is not
+    known."""
+    total = run.plan.get("total_steps")
+    seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
+    if not isinstance(total, int) or not seconds:
+        return None
+    return max(0, total - log.last_step) * sum(seconds) / len(seconds)
 
 
 def duration(seconds: float) -> str:

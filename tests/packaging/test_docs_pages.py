@@ -16,6 +16,7 @@ from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.arguments.sweep import SweepArguments
 from swift_r1.arguments.view import ViewArguments
 from swift_r1.plugins.import_names import IMPORT_NAMES
 
@@ -26,7 +27,9 @@ EVALUATION = (ROOT / "docs" / "evaluation.md").read_text()
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 # Without the commands of other programs.
 SEEING = re.sub("`(tensorboard|mlflow) [^`]*`", "", (ROOT / "docs" / "seeing-a-run.md").read_text())
-COMMANDS = (RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, ViewArguments, ReportArguments)
+COMMANDS = (
+    *(RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, SweepArguments, ViewArguments, ReportArguments),
+)
 KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
 

@@ -1,0 +1,1 @@
+"""`swift sweep`: runs of `swift rlhf` at several points and seeds, on one machine."""
