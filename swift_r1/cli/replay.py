@@ -13,7 +13,7 @@ from swift_r1.arguments.parser import is_flag, parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.replay import ReplayArguments, recorded_flags, taken_groups
 from swift_r1.arguments.world import World
-from swift_r1.cli.rlhf import print_estimate, train
+from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
@@ -75,7 +75,8 @@ def run(words: Sequence[str]) -> int:
     folder = folder or make_run_folder(args)
     replay = Replay(str(recorded.path), _scored_anew(args), plan.scheduled_steps, plan.dataset_size)
     own_dtype = recorded.content["own_dtype"] and "torch_dtype" not in args.given
-    train(args, world, plan, write_args(folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay), gpu)
+    args_json = write_args(folder, args, world, words, data, checkpoint, {}, plan, own_dtype, replay)
+    start(args_json, environment_of(args, world, plan, folder, gpu), world)
 
 
 def _scored_anew(args: ReplayArguments) -> bool:

@@ -70,7 +70,11 @@ def run(words: Sequence[str]) -> int:
         gpu = has_gpu(os.environ)
         args, _ = on_this_machine(parsed, gpu)
         return print_estimate(args, world, gpu)
-    args_json, environ = prepared(parsed, words, world)
+    start(*prepared(parsed, words, world), world)
+
+
+def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
+    """Becomes the trainer."""
     if world.node_rank == 0:
         # Not through rich, which would break a long path.
         print(f"run folder: {args_json.parent}")
@@ -120,14 +124,14 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
     args_json = write_args(
         folder, args, world, words, data_hash, checkpoint, data.prepared, plan, own_dtype=parsed.torch_dtype is None
     )
-    train(args, world, plan, args_json, gpu, peer)
+    return args_json, environment_of(args, world, plan, folder, gpu, peer)
 
 
-def train(
-    args: RlhfArguments, world: World, plan: Plan, args_json: Path, gpu: bool, peer: str | None = None
-) -> NoReturn:
-    """Becomes the trainer of the run whose folder has the file `args_json`; `peer` is the address of another node."""
-    folder, is_first_node = args_json.parent, world.node_rank == 0
+def environment_of(
+    args: RlhfArguments, world: World, plan: Plan, folder: Path, gpu: bool, peer: str | None = None
+) -> dict[str, str]:
+    """The trainer's; `peer` is the address of another node. Prints the plan, and starts the page beside the run."""
+    is_first_node = world.node_rank == 0
     if args.view and is_first_node:
         start_page(folder, args.view_port, args.secrets)
     added = trainer_environment(
@@ -145,7 +149,7 @@ def train(
         from rich.console import Console
 
         Console(soft_wrap=False).print(plan_table(plan, args))
-    return args_json, environ
+    return environ
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:

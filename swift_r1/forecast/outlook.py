@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.evaluation.results import RIGHT
 from swift_r1.evaluation.statistics import MeanEstimate, mean_estimate, wilson
 from swift_r1.forecast.statistics import (
     markers_of,
@@ -21,6 +20,7 @@ from swift_r1.forecast.statistics import (
     signal_share,
     steps_without_signal,
 )
+from swift_r1.rewards.types import RIGHT
 
 SIZES = (4, 8, 16)  # of groups, beside the run's own
 Row = Mapping[str, Any]  # of completions.jsonl
