@@ -94,7 +94,7 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "a rank that is stopped now and then": (
         "slow rank",
-        {"gradient_accumulation_steps": 2, "max_steps": 16},
+        {"gradient_accumulation_steps": 1, "max_steps": 16},
         {"processes": 2},
     ),
     "forty problems, thirty times": ("data repeated", {"dataset": "repeated", "learning_rate": 1e-4}, {}),

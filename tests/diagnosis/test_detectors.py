@@ -114,7 +114,7 @@ def test_each_is_found_alone_and_not_before_its_time(tmp_path: Path, name: str, 
     assert list(found.findings) == [name]
     finding = found.findings[name]
     begin = 5 if callable(next(iter(FAULTS[name].values()))) and name != "memory creeping" else 0
-    earliest = (begin + (3 if name == "rewards invalid" else detector.rounds)) * steps  # the mean of 5 rounds
+    earliest = (begin + (2 if name == "rewards invalid" else detector.rounds)) * steps  # the mean of 5 rounds
     assert earliest <= finding.steps[1] <= earliest + (3 + 8) * steps + 2 * every
     assert finding.evidence and finding.advice and finding.numbers
 

@@ -6,13 +6,39 @@ import json
 import shutil
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swift_r1.cli.main import main
 
-PLUGIN = Path(__file__).parent / "faults_plugin.py"
+PLUGINS = [Path(__file__).parent / f"{name}_plugin.py" for name in ("digits", "faults")]
+COMMON = {"external_plugins": PLUGINS, "per_device_train_batch_size": 32, "num_generations": 8, "learning_rate": 1e-2}
+FAULTS: Mapping[str, Mapping[str, Any]] = {
+    "rewards saturated": {"reward_funcs": "anything", "max_steps": 9},
+    "rewards invalid": {"reward_funcs": ["digits", "sometimes_nan"], "max_steps": 9, "max_invalid_reward_ratio": 0.5},
+    "template broken": {"max_completion_length": 2, "max_steps": 8},
+    "truncation growing": {"reward_funcs": "longer", "max_completion_length": 32, "max_steps": 30},
+    "length explosion": {
+        **{"reward_funcs": ["lower", "longer"], "reward_weights": [0, 1]},
+        **{"max_completion_length": 128, "max_steps": 30},
+    },
+    "repetition": {"reward_funcs": "again", "max_completion_length": 24, "max_steps": 40},
+    "entropy collapse": {"reward_funcs": ["lower", "seven"], "reward_weights": [0, 1], "max_steps": 40},
+    "evaluation falling": {
+        **{"reward_funcs": ["lower", "digits"], "reward_weights": [0, 1], "max_steps": 24},
+        **{"eval_on_start": "true", "eval_steps": 6, "eval_limit": 32, "num_generations_eval": 4},
+    },
+    "KL running off": {"beta": 1e-4, "max_steps": 30, "learning_rate": 3e-2},
+    "ratios off": {"num_iterations": 8, "max_steps": 48, "learning_rate": 3e-2},
+    "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 12},
+    "memory creeping": {
+        **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 40, "learning_rate": 1e-6}
+    },
+    "data repeated": {"dataset": "same", "max_steps": 20, "learning_rate": 1e-4},
+}
 
 
 def names(folder: Path) -> list[str]:
@@ -20,8 +46,15 @@ def names(folder: Path) -> list[str]:
     return [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_named(rlhf, tiny_model, name):
+    run = rlhf(tiny_model, **COMMON | FAULTS[name])
+    assert run.code == 0
+    assert names(run.folder) == [name]
+
+
 def test_a_run_without_a_signal_says_so_once_also_after_a_resume(rlhf, tiny_model, capsys, tmp_path):
-    flags = {"external_plugins": PLUGIN, "dataset": "again", "reward_funcs": "nothing", "max_steps": 20}
+    flags = {"external_plugins": PLUGINS, "dataset": "same", "reward_funcs": "nothing", "max_steps": 20}
     flags |= {"num_generations": 2, "save_steps": 5}
     run = rlhf(tiny_model, **flags)
     assert run.code == 0
@@ -56,8 +89,8 @@ def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
     assert "nothing found of" in capsys.readouterr().out
 
 
-def test_another_script_and_weights_that_stay(rlhf, save_model, tmp_path):
-    """Half of the small letters of the tokenizer become Greek ones, which the reward asks for."""
+def test_another_script(rlhf, save_model, tmp_path):
+    """Some letters of the tokenizer become Greek ones, which the reward asks for."""
     model = save_model(tmp_path / "greek")
     path = model / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -65,12 +98,8 @@ def test_another_script_and_weights_that_stay(rlhf, save_model, tmp_path):
     for place, letter in enumerate("QXZJKVWY"):
         vocabulary[chr(0x3B1 + place)] = vocabulary.pop(letter)
     path.write_text(json.dumps(content))
-    flags = {"external_plugins": [Path(__file__).parent / "digits_plugin.py", PLUGIN], "reward_funcs": "greek"}
-    run = rlhf(model, **flags, max_steps=24, learning_rate=1e-2, per_device_train_batch_size=32, num_generations=8)
+    run = rlhf(model, **COMMON, reward_funcs="greek", max_steps=24)
     assert run.code == 0 and names(run.folder) == ["language broken"]
-    still = {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "output_dir": tmp_path / "still"}
-    run = rlhf(model, **flags, **still, max_steps=12)
-    assert run.code == 0 and names(run.folder) == ["weights not moving"]
 
 
 def test_a_server_that_is_stopped_now_and_then(rlhf, tiny_model, tiny_server, second_tiny_server):
