@@ -129,10 +129,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         (
             "--prompt_sampler difficulty --dataloader_num_workers 2 --dataloader_drop_last true",
-            [
-                "--dataloader_num_workers has no effect with --prompt_sampler difficulty, which chooses",
-                "--dataloader_drop_last has no effect with --prompt_sampler difficulty, which chooses",
-            ],
+            ["--dataloader_num_workers, --dataloader_drop_last have no effect with --prompt_sampler difficulty, which"],
         ),
         ("--shuffle_buffer_size 9", ["--shuffle_buffer_size has no effect without --streaming true"]),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,8 @@ def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return forks.run(["-m", "swift_r1", *words], cwd=cwd, timeout=120)
 
 
-def check(cwd: Path, *words: str, code: int) -> dict[str, Any]:
-    done = swift("check", "--external_plugins", "plugin.py", "--json", *words, cwd=cwd)
+def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)) -> dict[str, Any]:
+    done = swift("check", "--external_plugins", *plugins, "--json", *words, cwd=cwd)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout.count("\n") == 1
     found = json.loads(done.stdout)
@@ -160,10 +161,11 @@ def test_samplers(plugin: Path) -> None:
     (plugin.parent / "good.py").write_text(good + 'samplers["first"] = First\n')
     (plugin.parent / "bad.py").write_text(good + "samplers |= " + bad)
     data = ("--dataset", "sums", "--reward_funcs", "right")
-    found = check(plugin.parent, *data, "--external_plugins", "plugin.py", "good.py", code=0)
+    found = check(plugin.parent, *data, code=0, plugins=("plugin.py", "good.py"))
     assert found["plugins"][1]["samplers"] == ["first"]
-    faults = check(plugin.parent, *data, "--external_plugins", "plugin.py", "bad.py", code=2)["faults"]
-    assert sorted(fault[:100] for fault in faults) == sorted(fault[:100] for fault in FAULTS)
+    faults = check(plugin.parent, *data, code=2, plugins=("plugin.py", "bad.py"))["faults"]
+    for fault, beginning in zip(sorted(faults), sorted(FAULTS), strict=True):
+        assert fault.startswith(beginning)
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "difficult", code=2)["faults"]
     assert fault.startswith("--prompt_sampler difficult: did you mean difficulty? nothing of that name is registered")
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
