@@ -170,7 +170,8 @@ def test_samplers(plugin: Path) -> None:
     assert fault.startswith("--prompt_sampler difficult: did you mean difficulty? nothing of that name is registered")
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
     assert "--prompt_sampler curriculum: it needs a number in the column difficulty of each row" in fault
-    check(plugin.parent, *data, "--prompt_sampler", "curriculum", "--columns", '{"solution": "difficulty"}', code=0)
+    renamed = ("--dataset", "sums", "--reward_funcs", "format", "--columns", '{"solution": "difficulty"}')
+    check(plugin.parent, *renamed, "--prompt_sampler", "curriculum", code=0)
     for name in ("difficulty", "replay_failures"):
         check(plugin.parent, *data, "--prompt_sampler", name, code=0)
 
