@@ -3,6 +3,7 @@
     python examples/mini/make_model.py countdown models/mini/countdown
     python benchmarks/forecast.py                      # all cases, half an hour on two cores
     python benchmarks/forecast.py demo noise           # some; what was measured before is kept in --output_dir
+    python benchmarks/forecast.py --run output/demo/v0-20261122-204759   # forecast from its first round, no model
 
 `predicted` and `happened` are shares of groups with a signal: by the forecast, with its 95 % interval over prompts, and
 in the first steps of the run. They agree where they differ by at most 1.96 standard errors of their difference.
@@ -17,6 +18,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
@@ -24,6 +26,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.forecast.outlook import outlook
+from swift_r1.forecast.show import to_json
+from swift_r1.forecast.verdict import verdict
+from swift_r1.tracking.metrics import read_json_lines
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
@@ -99,45 +107,69 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of: {', '.join(CASES)} [all]")
     parser.add_argument("--output_dir", type=Path, default=Path("output/forecast"))
+    parser.add_argument("--run", type=Path, help="a run that has been made, instead of cases")
+    parser.add_argument("--name", help="what the table calls that run [its folder]")
     parser.add_argument("--mini", default=MINI, help=f"the mini model's folder [{MINI}]")
     parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
     args = parser.parse_args()
     if unknown := [name for name in args.cases if name not in CASES]:
         parser.error(f"there is no case {unknown[0]!r}")
-    for name in args.cases or CASES:
+    if args.run is not None:
+        measure_past(args.run, args.output_dir / f"{args.name or args.run.name}.json")
+    for name in [] if args.run is not None else args.cases or CASES:
         if not (args.output_dir / f"{name}.json").exists():
             measure(name, args.output_dir, args.mini)
-    found = {name: path for name in CASES if (path := args.output_dir / f"{name}.json").exists()}
-    show({name: json.loads(path.read_text()) for name, path in found.items()}, args.markdown)
+    found = [path for path in sorted(args.output_dir.glob("*.json")) if path.suffixes == [".json"]]
+    show({path.stem: json.loads(path.read_text()) for path in found}, args.markdown)
     return 0
 
 
 def measure(name: str, folder: Path, mini_model: str) -> None:
     """Forecasts and runs a case; writes what was found to a file of its name."""
-    case, run, file = CASES[name], folder / name / "run", folder / f"{name}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    model = mini_model if case.model == MINI else case.model
-    flags = [*COMMON, *case.flags, "--model", model]
-    tried = ["--num_prompts", str(case.prompts), "--num_completions", str(case.completions), "--seed", "1"]
-    said = folder / f"{name}.forecast.json"
-    subprocess.run([*SWIFT, "forecast", *flags, *tried, "--json", str(said)], check=True)
+    case, run = CASES[name], folder / name / "run"
+    flags = [*COMMON, *case.flags, "--model", mini_model if case.model == MINI else case.model]
+    forecast = forecast_of(flags, folder / f"{name}.forecast.json", case.prompts, case.completions)
     kept = ["--output_dir", str(run), "--add_version", "false", "--save_strategy", "no", "--report_to", "none"]
     kept += ["--logging_steps", "1", "--log_tokens", "none", "--seed", "2"]
     subprocess.run([*SWIFT, "rlhf", *flags, *kept], check=True)
-    forecast = json.loads(said.read_text())
+    compare(forecast, run, folder / f"{name}.json")
+
+
+def measure_past(run: Path, file: Path) -> None:
+    """Of a run that has been made: its first round is of the base model, and tells of the steps after it."""
+    content = json.loads((run / "args.json").read_text())
+    args = RlhfArguments.from_dict(content["args"])
+    rows = [{"tokens": 0} | row for row in read_json_lines(run / "completions.jsonl") if row["step"] == 1]
+    first = read_json_lines(run / "logging.jsonl")
+    line = next(one for one in first if "loss" in one)
+    part = {"prompts": len({row["group"] for row in rows}), "generate": line["time/generate"], "reward": 0.0}
+    found = {"parts": [part], "steps": [line], "fault": None, "invalid": {}}
+    seen = outlook(rows, found, args, Plan(**content["plan"]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    compare(to_json(seen, verdict(seen, args), ""), run, file, since=1)
+
+
+def forecast_of(flags: Sequence[str], file: Path, prompts: int, completions: int) -> dict[str, Any]:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tried = ["--num_prompts", str(prompts), "--num_completions", str(completions), "--seed", "11"]
+    subprocess.run([*SWIFT, "forecast", *flags, *tried, "--json", str(file)], check=True)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def compare(forecast: dict[str, Any], run: Path, file: Path, since: int = 0) -> None:
+    """Writes what was forecast and what happened in the steps after the first `since`."""
     lines = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
-    groups = FIRST * int(forecast["groups_per_step"])
+    lines = [line for line in lines if "loss" in line][since:]  # not those of evaluations
     task = forecast["rewards"][0]["name"]
-    rewards = [line[f"rewards/{task}/mean"] for line in lines]
-    seconds = [line["time/step"] for line in lines[1:]]
     result = {
         "level": forecast["level"],
         "predicted": forecast["own_signal"],
         "happened": 1 - fmean(line["frac_reward_zero_std"] for line in lines[:FIRST]),
-        "groups": groups,
-        "rewards": rewards,
+        "groups": FIRST * int(forecast["groups_per_step"]),
+        "rewards": [line[f"rewards/{task}/mean"] for line in lines],
         "truncated": [forecast["truncated"]["value"], lines[0]["completions/clipped_ratio"]],
-        "seconds": [forecast["cost"]["step"], fmean(seconds)],
+        "seconds": [forecast["cost"]["step"], fmean(line["time/step"] for line in lines[1:])],
         "changes": [one["kind"] for one in forecast["changes"]],
     }
     file.write_text(json.dumps(result, indent=2) + "\n")

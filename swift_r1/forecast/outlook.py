@@ -85,6 +85,7 @@ class Outlook:
     signal: Mapping[int, MeanEstimate | None]
     own_size: int  # of the run's groups
     own_signal: MeanEstimate  # of those; of the largest groups that could be looked at where they are larger
+    task_signal: MeanEstimate  # the same by the first reward function alone: what is left once the others are learned
     groups_per_step: float
     silent_steps: float  # share of optimizer steps in which no group has a signal
     rewards: Sequence[RewardFigures]  # the first one says what passes
@@ -110,11 +111,10 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
     compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
     signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size} if compared else SIZES)}
     own, per_step = signal.get(size) or signal_share(keys, min(size, count)), plan.completions_per_optimizer_step
-    assert own is not None
-    if not compared:  # with the whole step
-        everything = [key for group in keys for key in group]
-        chance = signal_probability(everything, min(per_step, len(everything)))
-        own = MeanEstimate(chance, 0.0, chance, chance)
+    task = signal_share([[row[first] for row in group] for group in groups], min(size, count))
+    assert own is not None and task is not None
+    if not compared:
+        own, task = _of_all(keys, per_step), _of_all([[row[first] for row in group] for group in groups], per_step)
     per_step_groups = per_step / size if compared else 1.0
     markers = markers_of(groups[0][0]["prompt"])
     marked = [all(marker in row["completion"] for marker in markers) for row in rows]
@@ -131,6 +131,7 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
         signal=signal,
         own_size=size if compared else per_step,
         own_signal=own,
+        task_signal=task,
         groups_per_step=per_step_groups,
         silent_steps=steps_without_signal(own.value, per_step_groups),
         rewards=[_reward(name, groups, found["invalid"].get(name)) for name in args.reward_funcs],
@@ -142,6 +143,13 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
         repeated=repeated_share([[row["completion"] for row in group] for group in groups]),
         cost=_cost(rows, found, args, plan, own.value if compared else 1.0, count),
     )
+
+
+def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstimate:
+    """Chance of a signal among `size` completions of whatever prompts."""
+    everything = [reward for group in groups for reward in group]
+    chance = signal_probability(everything, min(size, len(everything)))
+    return MeanEstimate(chance, 0.0, chance, chance)
 
 
 def _key(row: Row, names: Sequence[str] | None) -> Hashable:

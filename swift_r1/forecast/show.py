@@ -72,6 +72,7 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
             yield name, "?", f"{found.completions} completions a prompt are too few"
         else:
             yield name, percent(one.value), interval(one)
+    yield f"the run's by {found.rewards[0].name} alone", percent(found.task_signal.value), interval(found.task_signal)
     yield "optimizer steps without any", percent(found.silent_steps), f"{found.groups_per_step:g} groups each"
     yield "cut off", percent(found.truncated.value), interval(found.truncated)
     if found.markers:

@@ -63,6 +63,10 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
     what = f"{percent(own.value)} of the groups of {found.own_size} have a signal ({interval(own)})"
     if found.signal.get(found.own_size, own) is None:
         what = f"of groups of {found.own_size} at least {percent(own.value)} have a signal ({interval(own)})"
+    if task.differing and others and found.task_signal.value < own.value:
+        what += (
+            f", by {task.name} alone {percent(found.task_signal.value)}, which is what is left once {others} is learned"
+        )
     if found.silent_steps >= 0.005:
         what += f", and in {percent(found.silent_steps)} of the optimizer steps none has"
     texts: dict[Level, str] = {

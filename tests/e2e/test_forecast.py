@@ -40,13 +40,13 @@ def words(model: Path, **flags: Any) -> list[str]:
 
 
 def forecast(model: Path, folder: Path, processes: int = 1, **flags: Any) -> tuple[str, dict[str, Any]]:
-    """What it printed, and its JSON; nothing else may be left."""
+    """What it printed, and its JSON; of its own folder nothing may be left."""
     asked = words(model, json=folder / "forecast.json", **flags)
     environ = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)}
     done = forks.run(["-m", "swift_r1", *asked], cwd=folder, environ=environ, timeout=280)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
-    assert os.listdir(folder) == ["forecast.json"]
+    assert list(folder.glob("swift-forecast-*")) == []
     return done.stdout, json.loads((folder / "forecast.json").read_text())
 
 
@@ -93,7 +93,7 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny_model: Path, tmp_path: Path, n
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         assert process.wait(20) == code
         wait_until_gone(below)
-        assert os.listdir(own) == []
+        assert list(own.glob("swift-forecast-*")) == []
     finally:
         process.kill()
         process.wait()

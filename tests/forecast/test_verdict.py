@@ -102,6 +102,17 @@ def test_only_the_form_differs() -> None:
     assert seen(made)[1] == "beside the task"
 
 
+def test_what_is_left_once_the_form_is_learned() -> None:
+    made = rows(HALF)
+    for number, row in enumerate(made):
+        row["rewards/form"] = number % 4 / 8
+        row["reward"] = row["rewards/task"] + row["rewards/form"]
+    figures = seen(made)[0]
+    assert figures.own_signal.value > 0.99
+    assert figures.task_signal == seen(rows(HALF))[0].own_signal
+    assert "by task alone 67 %" in verdict(figures, run()[0]).text
+
+
 def test_most_is_cut_off() -> None:
     made = rows(HALF)
     for number, row in enumerate(made):
