@@ -209,7 +209,8 @@ def test_a_detector_that_fails_is_a_problem_and_the_others_go_on(tmp_path: Path)
 
 def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "diagnosis.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")][1:]
+    lines = [line for line in page.split("## Why")[0].splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][1:]
     table = {name: (re.findall("`([^`]+)`", needs), int(rounds), under) for name, needs, _, rounds, under in rows}
     assert table == {one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS}
     code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "diagnosis").glob("*.py"))
