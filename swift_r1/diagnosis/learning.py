@@ -10,7 +10,7 @@ SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
 CONSTANT = 10  # rounds
-LOW_ENTROPY, LESS_ENTROPY = 0.05, 0.2  # nats a token; against the first rounds
+LOW_ENTROPY, LESS_ENTROPY = 0.1, 0.2  # nats a token; against the first rounds
 
 
 @detector("rewards invalid", 5, "rewards/*/invalid")

@@ -40,10 +40,10 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
 
 @detector("ratios off", 3, "ratio", "clip_ratio/*")
 def ratios_off(past: Past, rounds: int) -> Sign | None:
-    """Importance ratios far from 1 on average, or many tokens clipped."""
+    """Importance ratios far from 1, or many tokens clipped, on the average of the steps: a round's first has none."""
     ratios, *sides = (past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high"))
     clipped = [sum(both) for both in zip(*sides, strict=False)]
-    if not ratios or not clipped or (min(abs(one - 1) for one in ratios) < RATIO and min(clipped) < CLIPPED):
+    if not ratios or not clipped or (abs(fmean(ratios) - 1) < RATIO and fmean(clipped) < CLIPPED):
         return None
     return Sign(
         f"the mean importance ratio is {fmean(ratios):.3g}, and {fmean(clipped):.0%} of the tokens are clipped",
@@ -55,10 +55,10 @@ def ratios_off(past: Past, rounds: int) -> Sign | None:
 def kl_running_off(past: Past, rounds: int) -> Sign | None:
     """The policy leaves its reference, further with every round."""
     change = past.change("kl", rounds)
-    if change is None or min(change.late) < max(KL, KL_GROWTH * fmean(change.early)):
+    if change is None or min(change.late) < max(KL, KL_GROWTH * min(change.early)):
         return None
     return Sign(
-        f"KL to the reference {fmean(change.late):.3g} nats a token, at first {fmean(change.early):.2g}",
+        f"KL to the reference {fmean(change.late):.3g} nats a token, at first {min(change.early):.2g}",
         "a lower --learning_rate, a higher --beta, --max_grad_norm; look whether --ref_model is the policy's own start",
     )
 

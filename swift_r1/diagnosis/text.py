@@ -79,9 +79,7 @@ def length_explosion(past: Past, rounds: int) -> Sign | None:
     )
 
 
-@detector(
-    "truncation growing", 5, "completions/clipped_ratio", under=("repetition", "template broken", "length explosion")
-)
+@detector("truncation", 5, "completions/clipped_ratio", under=("repetition", "template broken", "length explosion"))
 def truncation_growing(past: Past, rounds: int) -> Sign | None:
     """More and more completions are cut off, or most are."""
     change = past.change("completions/clipped_ratio", rounds)

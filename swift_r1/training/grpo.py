@@ -249,7 +249,10 @@ def weight_sample(model: nn.Module) -> Tensor:
 
 
 def changed_share(before: Tensor, after: Tensor, ranks: Ranks) -> dict[str, float]:
-    """`weights/changed`: the share of sampled numbers that are others now; nothing where none are kept in 16 bits.
-    Collective."""
-    changed, count = ranks.sum_data(torch.tensor([float((before != after).sum()), float(len(before))])).tolist()
+    """`weights/changed`: the share of sampled numbers that are others now, without those near 0, which any update
+    changes; nothing where none are kept in 16 bits. Collective."""
+    sizes = before.float().abs()
+    counted = sizes > 0.01 * sizes.square().mean().sqrt()
+    both = torch.stack([((before != after) & counted).sum(), counted.sum()])
+    changed, count = ranks.sum_data(both).tolist()
     return {"weights/changed": changed / count} if count else {}

@@ -15,24 +15,27 @@ import pytest
 from swift_r1.cli.main import main
 
 PLUGINS = [Path(__file__).parent / f"{name}_plugin.py" for name in ("digits", "faults")]
-COMMON = {"external_plugins": PLUGINS, "per_device_train_batch_size": 32, "num_generations": 8, "learning_rate": 1e-2}
+COMMON = {
+    **{"external_plugins": PLUGINS, "per_device_train_batch_size": 32, "num_generations": 8, "learning_rate": 1e-2},
+    **{"max_completion_length": 64, "stop_words": list("ABCDEFGH")},  # a random model ends some time
+}
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     "rewards saturated": {"reward_funcs": "anything", "max_steps": 9},
     "rewards invalid": {"reward_funcs": ["digits", "sometimes_nan"], "max_steps": 9, "max_invalid_reward_ratio": 0.5},
     "template broken": {"max_completion_length": 2, "max_steps": 8},
-    "truncation growing": {"reward_funcs": "longer", "max_completion_length": 32, "max_steps": 30},
+    "truncation": {"reward_funcs": "longer", "max_completion_length": 32, "max_steps": 10},
     "length explosion": {
         **{"reward_funcs": ["lower", "longer"], "reward_weights": [0, 1]},
-        **{"max_completion_length": 128, "max_steps": 30},
+        **{"max_completion_length": 128, "max_steps": 14},
     },
-    "repetition": {"reward_funcs": "again", "max_completion_length": 24, "max_steps": 40},
-    "entropy collapse": {"reward_funcs": ["lower", "seven"], "reward_weights": [0, 1], "max_steps": 40},
+    "repetition": {"reward_funcs": "again", "max_completion_length": 24, "max_steps": 12},
+    "entropy collapse": {"reward_funcs": ["lower", "seven"], "reward_weights": [0, 1], "max_steps": 20},
     "evaluation falling": {
-        **{"reward_funcs": ["lower", "digits"], "reward_weights": [0, 1], "max_steps": 24},
-        **{"eval_on_start": "true", "eval_steps": 6, "eval_limit": 32, "num_generations_eval": 4},
+        **{"reward_funcs": ["lower", "digits"], "reward_weights": [0, 1], "max_steps": 12},
+        **{"eval_on_start": "true", "eval_steps": 4, "eval_limit": 32, "num_generations_eval": 4},
     },
-    "KL running off": {"beta": 1e-4, "max_steps": 30, "learning_rate": 3e-2},
-    "ratios off": {"num_iterations": 8, "max_steps": 48, "learning_rate": 3e-2},
+    "KL running off": {"beta": 1e-4, "max_steps": 10, "learning_rate": 3e-2},
+    "ratios off": {"num_iterations": 8, "max_steps": 32, "learning_rate": 3e-2},
     "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 12},
     "memory creeping": {
         **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 40, "learning_rate": 1e-6}
@@ -54,8 +57,8 @@ def test_the_fault_is_named(rlhf, tiny_model, name):
 
 
 def test_a_run_without_a_signal_says_so_once_also_after_a_resume(rlhf, tiny_model, capsys, tmp_path):
-    flags = {"external_plugins": PLUGINS, "dataset": "same", "reward_funcs": "nothing", "max_steps": 20}
-    flags |= {"num_generations": 2, "save_steps": 5}
+    flags = COMMON | {"dataset": "same", "reward_funcs": "nothing", "max_steps": 20, "save_steps": 5}
+    flags |= {"per_device_train_batch_size": 8, "num_generations": 2}
     run = rlhf(tiny_model, **flags)
     assert run.code == 0
     assert names(run.folder) == ["no signal", "data repeated"]
@@ -82,7 +85,7 @@ def test_a_run_without_a_signal_says_so_once_also_after_a_resume(rlhf, tiny_mode
 
 
 def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
-    run = rlhf(tiny_model, max_steps=24, learning_rate=1e-3)
+    run = rlhf(tiny_model, **COMMON | {"learning_rate": 1e-3}, max_steps=24)
     assert run.code == 0 and names(run.folder) == []
     assert {"prompts/repeated", "completions/foreign_letters", "memory/host_gib"} <= run.steps[0].keys()
     assert main(["why", str(run.folder)]) == 0
