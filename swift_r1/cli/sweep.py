@@ -81,7 +81,8 @@ def _sweep(
             console.print(change(sweep, run), soft_wrap=True)
 
     def show() -> None:
-        live.update(runs_table(sweep), refresh=console.is_terminal)
+        if console.is_terminal:
+            live.update(runs_table(sweep), refresh=True)
 
     sweep = Sweep(args, planned, places, read_stopped(folder, args.settings), changed, show)
     done = sweep.count("ended", "stopped")
@@ -91,7 +92,10 @@ def _sweep(
         say(f"{done} of {len(planned)} runs are done already", "sweep")
     try:
         with live:
-            sweep.run()
+            try:
+                sweep.run()
+            finally:
+                live.update(runs_table(sweep))
     except BaseException:
         say("the same command goes on from here", "sweep")
         raise

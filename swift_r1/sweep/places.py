@@ -22,11 +22,8 @@ class Place:
 
     def __str__(self) -> str:
         """As it is written before a command."""
-        return " ".join([*(f"{name}={value}" for name, value in self.variables.items()), f"taskset -c {self.ranges}"])
-
-    @property
-    def ranges(self) -> str:
-        return cpu_ranges(self.cpus)
+        devices = (f"{name}={value}" for name, value in self.variables.items())
+        return " ".join([*devices, f"taskset -c {cpu_ranges(self.cpus)}"])
 
 
 def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> list[Place]:
