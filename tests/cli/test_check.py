@@ -170,8 +170,10 @@ def test_samplers(plugin: Path) -> None:
     assert fault.startswith("--prompt_sampler difficult: did you mean difficulty? nothing of that name is registered")
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
     assert "--prompt_sampler curriculum: it needs a number in the column difficulty of each row" in fault
-    renamed = ("--dataset", "sums", "--reward_funcs", "format", "--columns", '{"solution": "difficulty"}')
-    check(plugin.parent, *renamed, "--prompt_sampler", "curriculum", code=0)
+    graded = [{"query": f"{n} + 1?", "solution": str(n + 1), "difficulty": n} for n in range(3)]
+    (plugin.parent / "graded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in graded))
+    rows = ("--dataset", "graded.jsonl", "--reward_funcs", "right")
+    check(plugin.parent, *rows, "--prompt_sampler", "curriculum", code=0)
     for name in ("difficulty", "replay_failures"):
         check(plugin.parent, *data, "--prompt_sampler", name, code=0)
 
