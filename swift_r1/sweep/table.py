@@ -42,16 +42,17 @@ def runs_table(sweep: Sweep) -> RichTable:
     states: tuple[State, ...] = ("ended", "stopped", "failed", "running", "waiting")
     counts = ", ".join(f"{number} {state}" for state in states if (number := sweep.count(state)))
     table = RichTable(title=f"{counts}{rest}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="ellipsis", no_wrap=True, ratio=1)
-    table.add_column("state")
-    for name in ("progress", sweep.args.metric, "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("run", overflow="fold")
+    for name in ("state", "progress"):
+        table.add_column(name, no_wrap=True)
+    for name in (sweep.args.metric, "time"):
+        table.add_column(name, justify="right", overflow="fold")
     order = list(_STYLES)
     for run in sorted(sweep.runs, key=lambda run: order.index(run.state)):  # of too many the last ones are not seen
         now = standing(run.folder, run.log) if run.plan.folder.is_dir() else {}
         value = run.value(sweep.args.metric, sweep.args.over)
         shown = "" if math.isnan(value) else f"{value:.4g}"
-        words = (run.plan.name, run.state, now.get("progress", ""), shown, now.get("time", ""))
+        words = (run.plan.name, run.state, now.get("progress", "").split(",")[0], shown, now.get("time", ""))
         table.add_row(*map(Text, words), style=_STYLES[run.state])
     return table
 
