@@ -11,7 +11,7 @@ from itertools import count, groupby, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.runs.folder import find_runs
 from swift_r1.runs.lines import read_rows
 from swift_r1.runs.tokens import TokenRecord
@@ -36,6 +36,7 @@ _FIELDS: tuple[str, ...] = (
 )
 _FIELDS += ("tokens", "finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns")
 _FIELDS += ("messages", "dropped", "entropy")
+_NEEDED = tuple(name for name in _FIELDS[:12] if name not in ("advantage", "tokens"))
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,10 @@ class RecordedRun:
             with path.open(encoding="utf-8") as file:
                 for number, line in enumerate(file, start=1):  # noqa: B007
                     if line.endswith("\n"):
-                        yield json.loads(line)
+                        row = json.loads(line)
+                        if lacking := [name for name in _NEEDED if name not in row]:
+                            raise KeyError(lacking[0])
+                        yield row
 
         try:
             for step, own in groupby(rows(), key=lambda row: int(row["step"])):
@@ -224,7 +228,7 @@ class RecordedRun:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path}: line {number} is damaged") from error
+            raise UsageError(f"{path}: line {number} is damaged, or of another version ({one_line(error)})") from error
 
 
 def row_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             prepared=content["prepared_data"],
             own_dtype=content["own_dtype"],
             time=content["started"],
-            replay=Replay(**content["replay"]) if content["replay"] else None,
+            replay=Replay(**content["replay"]) if content.get("replay") else None,
         )
         args = arguments_of(content)
         return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
