@@ -115,7 +115,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
             for row in _rows(args, source, encoder, report)
         ]
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
-        for name in {args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)} if rows else ():
+        tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
+        for name in dict.fromkeys(tried) if rows else ():
             report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
