@@ -190,8 +190,7 @@ def train_step(
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:
         everyones = torch.zeros(5, len(advantages), dtype=torch.float64)  # no token where a completion is of no rank
-        for micro, own in zip(batches, weights, strict=True):
-            everyones[:, micro.samples] = own.cpu()
+        everyones[:, torch.cat([micro.samples for micro in batches])] = torch.cat(weights, 1).cpu()
         metrics |= weight_metrics(ranks.sum_data(everyones))
     return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
 

@@ -39,6 +39,8 @@ class Server:
     def client(self) -> Server:
         return self
 
+    def paced(self, output: RolloutOutput, seconds: float) -> None: ...
+
     def open_async(self) -> NoConnections:
         return NoConnections()
 

@@ -88,7 +88,7 @@ def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.int8)
     args = args_of(tiny_model, gradient_checkpointing=False, per_device_train_batch_size=64)
-    assert known_end(caught.value, {"args": args.to_dict()}) == EXIT_RUN_FAILED
+    assert known_end(caught.value, {"args": args.to_dict(), "command": ["swift", "rlhf"]}) == EXIT_RUN_FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert "rank 0 is out of memory: 1073741824.00 GiB more could not be allocated; the largest part is" in line
     assert "what would help most: --" in line
