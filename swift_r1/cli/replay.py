@@ -197,7 +197,7 @@ def _about(
     where = "" if checkpoint is None else f" after {checkpoint.name}"
     yield f"the completions of {recorded.path}{where}, {rewards}, up to step {args.max_steps}"
     yield from changes
-    if changes:
+    if changes or _scored_anew(args):
         yield (
             "once weights differ from the run's, its completions are no longer the policy's own (off-policy): "
             "rollout/ess_token, ess_seq, ratio_mean and ratio_max say how far off"

@@ -142,6 +142,9 @@ def test_rewards(recorded, tmp_path):
         assert one["reward"] == 2 * was["reward"] and one["rewards/digits"] == was["rewards/digits"]
         assert two["rewards/digits"] == was["rewards/digits"] and two["rewards/format"] in (0, 1)
         assert was["start"] == one["start"] == two["start"]
+    # The same functions may have become others.
+    same = replay(recorded.folder, tmp_path / "same", reward_funcs="digits", max_steps=1)
+    assert same.code == 0 and "off-policy" in same.errors and "the weights become" not in same.errors
 
 
 @pytest.mark.parametrize(
