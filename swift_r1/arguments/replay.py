@@ -79,10 +79,13 @@ def recorded_flags(args: Mapping[str, Any], completions_per_round: int) -> dict[
     values = {name: getattr(run, name) for name in specs}
     values |= {name: specs[name].default for name in specs if name in _RUN or name.startswith("eval_")}
     values |= {name: specs[name].default for name in _EVALUATION}
-    if run.scale_rewards == run.default_scale:  # it follows from the estimator, also from another one
-        values["scale_rewards"] = None
-    if set(run.reward_weights or ()) == {1.0}:
-        values["reward_weights"] = None
+    follows = {  # what follows from other flags, also from other values of them
+        "scale_rewards": run.scale_rewards == run.default_scale,
+        "reward_weights": set(run.reward_weights or ()) == {1.0},
+        "critic_model": run.critic_model == run.model,
+        "critic_learning_rate": run.critic_learning_rate == run.learning_rate,
+    }
+    values |= dict.fromkeys((name for name, so in follows.items() if so), None)
     return values | {"generation_batch_size": completions_per_round, "log_rollout_offpolicy_metrics": True}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.replay import ReplayArguments, recorded_flags, taken_groups
 from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
 from swift_r1.launch.run_folder import check_same_run, find_checkpoint, make_run_folder, run_folder_faults, write_args
@@ -66,6 +67,10 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(*faults)
     changes = _changes(recorded, args, world)
     folder, checkpoint = _start(recorded, args, changes)
+    if folder is not None and _replayed_in(folder) != str(recorded.path):
+        raise UsageError(
+            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
+        )
     args, plan = _planned(recorded, args, world, checkpoint)
     data = recorded.content["dataset_hash"]
     if folder is not None and checkpoint is not None:
@@ -130,6 +135,15 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
     return None, named
 
 
+def _replayed_in(folder: Path) -> str | None:
+    """The run that is replayed in a folder. Raises UsageError: its args.json cannot be read."""
+    try:
+        replay = json.loads((folder / "args.json").read_text(encoding="utf-8")).get("replay")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
+    return replay["run"] if replay else None
+
+
 def _planned(
     recorded: RecordedRun, args: ReplayArguments, world: World, checkpoint: Path | None
 ) -> tuple[ReplayArguments, Plan]:
@@ -154,13 +168,19 @@ def _planned(
     alike = all(getattr(plan, one) == before[one] for one in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
     if alike:
         scheduled = recorded.scheduled_steps
-        last = min(recorded.last_step(step), scheduled)
+        last = there = min(recorded.last_step(step), scheduled)
         if args.normalizes_rounds or before["completions_per_optimizer_step"] % before["num_generations"]:
             last = min(last, (rounds + whole) * per_round)
     else:  # steps are counted otherwise than in the run
         ends = step - begun + per_round if begun else step
         scheduled, last = (ends + number * per_round for number in (before["rounds"] - rounds, whole))
+        there = last
     end = args.max_steps if "max_steps" in args.given and args.max_steps > 0 else last
+    if last < there and max(end, step + 1) > last:
+        raise UsageError(
+            f"these flags need whole rounds of {per_round} steps, and the last one that {recorded.path} has ends with "
+            f"step {last}"
+        )
     if last <= step or (end > last and alike):
         raise UsageError(recorded.why_not(last + 1 if alike else rounds * before[_STEPS_PER_ROUND] + 1))
     if not step < end <= last:
@@ -177,7 +197,7 @@ def _about(
     where = "" if checkpoint is None else f" after {checkpoint.name}"
     yield f"the completions of {recorded.path}{where}, {rewards}, up to step {args.max_steps}"
     yield from changes
-    if changes:
+    if changes or _scored_anew(args):
         yield (
             "once weights differ from the run's, its completions are no longer the policy's own (off-policy): "
             "rollout/ess_token, ess_seq, ratio_mean and ratio_max say how far off"

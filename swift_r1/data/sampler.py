@@ -145,7 +145,7 @@ class Difficulty(Sampler):
 
     known = 0.75  # of a round at most
     between = 0.1, 0.9  # pass rates of a known row that comes again before its turn
-    rest = 4  # calls of `next` before it does
+    rest = 4  # calls of `next` in between
 
     def __init__(self, rows: Sequence[Row], args: Any) -> None:
         super().__init__(rows, args)
@@ -159,7 +159,7 @@ class Difficulty(Sampler):
         fit = [row for row, rate in self._rates.items() if low <= rate <= high and self._rested(row)]
         most = int(count * self.known)
         rows = heapq.nsmallest(most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last[row]))
-        others = (self.order.draw() for _ in self.rows)
+        others = (self.order.draw() for _ in range(len(self.rows)))
         taken = set(rows)
         rows += islice((row for row in others if row not in taken and self._rested(row)), count - len(rows))
         rows += (self.order.draw() for _ in range(count - len(rows)))  # all others have come of late
@@ -199,7 +199,7 @@ class Curriculum(Sampler):
         place = self._taken % len(self.rows)
         if not place or not self._epoch:
             self.order.load_state_dict(self.order.state_dict() | {"drawn": self._taken - place})
-            self._epoch = sorted((self.order.draw() for _ in self.rows), key=self._difficulty.__getitem__)
+            self._epoch = sorted((self.order.draw() for _ in self._difficulty), key=self._difficulty.__getitem__)
         self._taken += 1
         return self._epoch[place]
 

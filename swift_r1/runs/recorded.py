@@ -16,27 +16,22 @@ from swift_r1.runs.folder import find_runs
 from swift_r1.runs.lines import read_rows
 from swift_r1.runs.tokens import TokenRecord
 
-_PLAN: tuple[str, ...] = (
-    "completions_per_round",
-    "completions_per_optimizer_step",
-    "num_generations",
-    "optimizer_steps_per_round",
+_PLAN = (
+    *("completions_per_round", "completions_per_optimizer_step", "num_generations"),
+    *("optimizer_steps_per_round", "rounds", "total_steps", "dataset_size"),
 )
-_PLAN += ("rounds", "total_steps", "dataset_size")
-_FIELDS: tuple[str, ...] = (
-    "step",
-    "prompt_id",
-    "request_id",
-    "group",
-    "number",
-    "prompt",
-    "completion",
-    "reward",
-    "advantage",
+_NEEDED = (
+    *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward"),
+    *("finish_reason", "weight_version"),
 )
-_FIELDS += ("tokens", "finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns")
-_FIELDS += ("messages", "dropped", "entropy")
-_NEEDED = tuple(name for name in _FIELDS[:12] if name not in ("advantage", "tokens"))
+FIELDS = frozenset(
+    (
+        *(*_NEEDED, "advantage", "tokens", "newest_weight_version", "weight_versions", "turns", "messages"),
+        *("dropped", "entropy"),
+    )
+)
+"""Of a line of `completions.jsonl`, beside `rewards/<name>`; a column of the data of such a name gets `columns/` before
+it."""
 
 
 @dataclass(frozen=True)
@@ -233,5 +228,5 @@ class RecordedRun:
 
 def row_columns(row: Mapping[str, Any]) -> dict[str, Any]:
     """The data's columns in a line of `completions.jsonl`."""
-    own = {name: value for name, value in row.items() if name not in _FIELDS and not name.startswith("rewards/")}
+    own = {name: value for name, value in row.items() if name not in FIELDS and not name.startswith("rewards/")}
     return {name.removeprefix("columns/"): value for name, value in own.items()}

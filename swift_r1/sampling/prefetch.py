@@ -69,8 +69,8 @@ class Prefetcher:
 
     Each runs in a thread. Round `n` may begin once weights of `n - K` rounds are served, so that it is at most `K`
     rounds old (`--max_staleness`) when its turn comes, and a quarter of the round before it is answered: so the
-    engine is not left with a round's last long completions alone, nor is the round that the trainer waits for slowed
-    down. Only the trainer's thread pushes weights, since that is collective."""
+    engine is not left with a round's last long completions alone. Only the trainer's thread pushes weights, since that
+    is collective."""
 
     def __init__(
         self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns, spans: Spans | None = None

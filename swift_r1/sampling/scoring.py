@@ -14,6 +14,7 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
+from swift_r1.runs.recorded import FIELDS
 from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.texts import text_metrics
 
@@ -236,7 +237,6 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
     if dropped:
         row["dropped"] = True
-    # A column of the data may have the name of a field: both are kept.
-    return row | {
-        f"columns/{name}" if name in row else name: value for name, value in conversation.prompt.columns.items()
-    }
+    # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
+    columns = conversation.prompt.columns.items()
+    return row | {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}

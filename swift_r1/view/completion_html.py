@@ -9,18 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from swift_r1.runs.query import FAILURE, LENGTH, clean
+from swift_r1.runs.recorded import FIELDS
 from swift_r1.view.markup import markup
 
 Row = Mapping[str, Any]
 
-# The columns that every run has; what else a row holds came from the data.
-OWN = frozenset(
-    (
-        *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward", "advantage"),
-        *("finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns", "messages"),
-        *("dropped", "entropy", "tokens"),
-    )
-)
 _CELL = 160  # characters
 _VALUE = 2_000
 _CARD = 12_000
@@ -49,7 +42,7 @@ def data_columns(row: Row) -> dict[str, Any]:
     return {
         name: value
         for name, value in row.items()
-        if name not in OWN and not name.startswith(("rewards/", "completion/"))
+        if name not in FIELDS and not name.startswith(("rewards/", "completion/"))
     }
 
 

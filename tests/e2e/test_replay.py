@@ -142,6 +142,9 @@ def test_rewards(recorded, tmp_path):
         assert one["reward"] == 2 * was["reward"] and one["rewards/digits"] == was["rewards/digits"]
         assert two["rewards/digits"] == was["rewards/digits"] and two["rewards/format"] in (0, 1)
         assert was["start"] == one["start"] == two["start"]
+    # The same functions may have become others.
+    same = replay(recorded.folder, tmp_path / "same", reward_funcs="digits", max_steps=1)
+    assert same.code == 0 and "off-policy" in same.errors and "the weights become" not in same.errors
 
 
 @pytest.mark.parametrize(
@@ -258,6 +261,11 @@ def thinned(folder):
         (remove("tokens/step-000001.parquet"), {}, "step 1 is not in the token record: it was left out"),
         (without("written", 10), {}, "its token record has no column written"),
         (None, {"max_steps": 11}, "its record ends with step 10"),
+        (
+            remove("tokens/step-000010.parquet"),
+            {"scale_rewards": "batch", "max_steps": 9},
+            "need whole rounds of 4 steps, and the last one",
+        ),
         (None, {"temperature": 0.5}, "--temperature is of what was sampled"),
         (None, {"eval_steps": 2}, "measure its checkpoints with `swift eval`"),
         (None, {"per_device_train_batch_size": 6}, "--generation_batch_size 16 is not a multiple of 6"),
@@ -293,6 +301,16 @@ def test_what_is_found_only_when_it_is_read(recorded, tmp_path, damage, why):
     damage(folder)
     ended = replay(folder, tmp_path / "again")
     assert ended.code == 2 and why in ended.errors and "Traceback" not in ended.errors
+
+
+def test_a_replay_does_not_go_on_in_the_recorded_run(recorded, tmp_path):
+    """Which would remove what is to be replayed."""
+    folder = tmp_path / "copy"
+    shutil.copytree(recorded.folder, folder, ignore=shutil.ignore_patterns("checkpoint-6", "checkpoint-9", "*-10"))
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    refused = replay(folder, folder, resume_from_checkpoint="last")
+    assert refused.code == 2 and "is no replay of" in refused.errors
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 
 def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_untied):

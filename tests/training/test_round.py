@@ -4,7 +4,7 @@ import math
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import pytest
@@ -14,6 +14,7 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
+from swift_r1.runs.recorded import row_columns
 from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
 from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
@@ -62,6 +63,16 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
     assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
+
+
+def test_a_column_of_the_data_is_not_taken_for_a_field():
+    """Nor for one that only other lines have."""
+    columns = {"turns": 3, "entropy": "high", "messages": "m", "step": 1, "solution": "4", "rewards/a": 7}
+    item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
+    prompt = replace(item.conversation.prompt, columns=columns)
+    row = completion_row(replace(item, conversation=replace(item.conversation, prompt=prompt)), 5, None)
+    assert row["step"] == 5 and not row.keys() & {"turns", "entropy", "messages"}
+    assert row["solution"] == "4" and row_columns(row) == columns
 
 
 def test_what_a_sampler_is_told_of_a_round():
