@@ -251,7 +251,10 @@ def weight_sample(model: nn.Module) -> Tensor:
 
 
 def changed_share(before: Tensor, after: Tensor, ranks: Ranks) -> dict[str, float]:
-    """`weights/changed`: the share of the numbers of a `weight_sample` that are others now; nothing where none are kept
-    in 16 bits. Collective."""
-    changed, count = ranks.sum_data(torch.tensor([int((before != after).sum()), len(before)])).tolist()
+    """`weights/changed`: the share of the numbers of a `weight_sample` that are others now, without those that are all
+    but 0 (the row of a padding token), which any update changes; nothing where none are kept in 16 bits. Collective."""
+    sizes = before.float().abs()
+    counted = sizes > 1e-4 * sizes.square().mean().sqrt()
+    both = torch.stack([((before != after) & counted).sum(), counted.sum()])
+    changed, count = ranks.sum_data(both).tolist()
     return {"weights/changed": changed / count} if count else {}

@@ -38,7 +38,8 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "ratios off": {"num_iterations": 8, "max_steps": 24, "learning_rate": 3e-2},
     "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 12},
     "memory creeping": {
-        **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 40, "learning_rate": 1e-6}
+        **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 34, "learning_rate": 1e-6},
+        **{"per_device_train_batch_size": 8, "max_completion_length": 32},
     },
     "data repeated": {"dataset": "same", "max_steps": 20, "learning_rate": 1e-4},
 }
