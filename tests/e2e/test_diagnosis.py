@@ -36,7 +36,7 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "KL running off": {"beta": 1e-4, "max_steps": 10, "learning_rate": 3e-2},
     "ratios off": {"num_iterations": 8, "max_steps": 24, "learning_rate": 3e-2},
-    "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 12},
+    "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 10},
     "memory creeping": {
         **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 34, "learning_rate": 1e-6},
         **{"per_device_train_batch_size": 8, "max_completion_length": 32},
