@@ -49,11 +49,6 @@ def again(text):
 
 
 @reward
-def greek(text):
-    return sum(letter >= "\u0370" for letter in text) / max(1, len(text))
-
-
-@reward
 def sometimes_nan(text):
     return math.nan if sum(map(ord, text)) % 16 == 0 else float(len(text) < 40)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean
 
 from swift_r1.diagnosis.past import Change, Past, Sign, detector
@@ -54,10 +55,13 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
     if silent or len(past.rewards) < 2 or past.rounds < CONSTANT:
         return None
     for name in past.rewards:
-        if (spread := past.last(f"{name}/std", past.rounds)) and not any(spread):
+        if any(spread > 0 for spread in past.log.get(f"{name}/std").values):  # nearly always the first one is
+            continue
+        means = past.values(f"{name}/mean", 0)
+        if means and math.isclose(min(means), max(means)):
             return Sign(
-                f"reward {name.removeprefix('rewards/')} was {past.last(f'{name}/mean', rounds)[-1]:g} for every "
-                "completion since the first: it teaches nothing",
+                f"reward {name.removeprefix('rewards/')} was {means[0]:g} for every completion since the first: it "
+                "teaches nothing",
                 "try the function on wrong answers (swift check), or leave it out",
             )
     return None
@@ -90,7 +94,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward is "
-        f"{fmean(past.last('reward', rounds)):.3g}",
+        f"{fmean(past.last('reward', rounds) or [math.nan]):.3g}",
         "easier prompts, a solved example in the prompt, more --num_generations, a reward for the format or for a part "
         "of the answer, --dynamic_sample true; swift forecast tells before a run",
     )
@@ -107,15 +111,8 @@ def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
         best = max(found[:-2], key=lambda one: one.value)
         if best.low is None or any(one.high is None or one.high >= best.low for one in found[-2:]):
             continue
-        series = log.get("reward")
-        then, now = (
-            [
-                value
-                for step, value in zip(series.steps, series.values, strict=True)
-                if step > end - 5 * past.round and step <= max(end, 5 * past.round)
-            ]
-            for end in (best.step, found[-1].step)
-        )
+        some = 5 * past.round
+        then, now = (past.values("reward", end - some, max(end, some)) for end in (best.step, found[-1].step))
         if then and now and (change := Change(then, now)).rise > 0:
             return Sign(
                 f"{benchmark} fell from {best.value:.3f} at step {best.step} to {found[-1].value:.3f} at step "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 from statistics import fmean
 
@@ -20,7 +21,7 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
     lengths = past.log.get("completions/mean_length")
     for name in ("memory/host_gib", "memory/peak_gib"):
         series = past.log.get(name)
-        begin = sum(step <= WARM_UP * past.round for step in series.steps[: WARM_UP * past.round + 1])
+        begin = bisect_right(series.steps, WARM_UP * past.round)
         if past.rounds < WARM_UP + rounds or len(series) - begin < 4:
             continue
         size = min(5, (len(series) - begin) // 4)

@@ -71,18 +71,20 @@ class Past:
     def rewards(self) -> list[str]:
         return [f"rewards/{name}" for name in self.log.rewards()]
 
+    def values(self, name: str, after: float, until: float = math.inf) -> list[float]:
+        """A metric's known values of the steps after one, until another."""
+        series = self.log.get(name)
+        begin, end = (bisect_right(series.steps, step) for step in (after, until))
+        return [value for value in series.values[begin:end] if not math.isnan(value)]
+
     def last(self, name: str, rounds: int) -> list[float]:
         """A metric's known values of the last rounds; none where there were not so many."""
-        series, begin = self.log.get(name), self.log.last_step - rounds * self.round
-        if begin < 0:
-            return []
-        return [value for value in series.values[bisect_right(series.steps, begin) :] if not math.isnan(value)]
+        begin = self.log.last_step - rounds * self.round
+        return self.values(name, begin) if begin >= 0 else []
 
     def first(self, name: str, rounds: int = FIRST) -> list[float]:
         """A metric's known values of the first rounds, or of the first line."""
-        series = self.log.get(name)
-        end = max(1, bisect_right(series.steps, rounds * self.round))
-        return [value for value in series.values[:end] if not math.isnan(value)]
+        return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
 
     def change(self, name: str, rounds: int) -> Change | None:
         """From the first rounds to the last `rounds`; None where they overlap, or it is not known."""
@@ -94,6 +96,9 @@ class Past:
         return Change(early, late) if early and late else None
 
 
+Look = Callable[[Past, int], Sign | None]
+
+
 @dataclass(frozen=True)
 class Detector:
     """`look` says what it has seen in the last `rounds` rounds; None for nothing. `needs` are patterns of metrics, of
@@ -103,7 +108,7 @@ class Detector:
     rounds: int
     needs: Sequence[str]
     under: Sequence[str]
-    look: Callable[[Past, int], Sign | None]
+    look: Look
 
     def metrics(self, log: MetricLog) -> list[str]:
         """Those of the log that it looks at."""
@@ -113,12 +118,10 @@ class Detector:
 DETECTORS: list[Detector] = []
 
 
-def detector(
-    name: str, rounds: int, *needs: str, under: Sequence[str] = ()
-) -> Callable[[Callable[[Past, int], Sign | None]], Callable[[Past, int], Sign | None]]:
+def detector(name: str, rounds: int, *needs: str, under: Sequence[str] = ()) -> Callable[[Look], Look]:
     """Registers a function as the `Detector` of this name."""
 
-    def register(look: Callable[[Past, int], Sign | None]) -> Callable[[Past, int], Sign | None]:
+    def register(look: Look) -> Look:
         DETECTORS.append(Detector(name, rounds, needs, under, look))
         return look
 

@@ -65,12 +65,14 @@ def kl_running_off(past: Past, rounds: int) -> Sign | None:
 
 @detector("weights not moving", 10, "weights/changed", under=("no signal", "rewards saturated"))
 def weights_not_moving(past: Past, rounds: int) -> Sign | None:
-    """Updates are lost in the rounding of 16 bits: the policy that generates stays what it was."""
-    changed, norms = past.last("weights/changed", rounds), past.last("grad_norm", rounds)
+    """Updates are too small for 16 bits: the policy that generates stays what it was for long. Neither a warm-up nor
+    the end of a schedule is meant, where the learning rate is small on purpose."""
+    changed, norms, rates = (past.last(name, rounds) for name in ("weights/changed", "grad_norm", "learning_rate"))
     if not changed or fmean(changed) >= STILL or not any(norms):
         return None
-    rates = past.last("learning_rate", rounds)
+    if min(rates, default=0.0) < (past.args.get("learning_rate") or 0.0) / 2:
+        return None
     return Sign(
         f"{fmean(changed):.4%} of the 16-bit weights change in a step, at --learning_rate {max(rates, default=0):.2g}",
-        "a learning rate of 5e-7 or more (0.3 % of the weights a step), or --torch_dtype float32",
+        "a learning rate of 5e-7 or more (0.3 % of the weights a step)",
     )

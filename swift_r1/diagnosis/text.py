@@ -58,7 +58,7 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
         return Sign(f"completions of the first rounds had {fmean(length):.1f} tokens", advice + "--response_prefix")
     for name in (one for one in past.rewards if "format" in one.lower()):
         formatted = past.last(f"{name}/mean", rounds)
-        if formatted and max(formatted) <= NO_FORMAT and max(past.first(f"{name}/mean")) <= NO_FORMAT:
+        if formatted and max(formatted) <= NO_FORMAT and max(past.first(f"{name}/mean"), default=0.0) <= NO_FORMAT:
             return Sign(
                 f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the format never comes",
                 advice + "--response_prefix, a solved example in the prompt",

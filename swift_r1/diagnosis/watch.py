@@ -88,8 +88,8 @@ class Diagnosis(MetricLog):
 class LiveDiagnosis:
     """Says what is found in a run that trains, in its log and in `diagnosis.jsonl`: each once in the run's life."""
 
-    def __init__(self, run: Path, detectors: Sequence[Detector] = DETECTORS) -> None:
-        self._diagnosis = Diagnosis(run, detectors)
+    def __init__(self, run: Path) -> None:
+        self._diagnosis = Diagnosis(run)
         self._file = AppendedLines(run / DIAGNOSIS)
         self._said = {str(row.get("name")) for row in RunFolder(run, run.name).findings}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import string
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
@@ -13,8 +12,6 @@ import numpy as np
 from swift_r1.sampling.base import Conversation
 
 N = 8  # tokens of an n-gram
-_ASCII = re.compile(r"[\x00-\x7f]+")
-_LATIN = string.ascii_letters.encode()
 _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(N, dtype=np.uint64)  # odd, so none is 0
 
 
@@ -47,17 +44,12 @@ def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
     return count, count - len(np.unique(hashes))
 
 
-def letter_counts(text: str) -> dict[str, int]:
+def letter_counts(text: str) -> Counter[str]:
     """Letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
-    counts: dict[str, int] = {}
-    if not text.isascii():
-        for letter in _ASCII.sub("", text):
-            if letter.isalpha():
-                script = _script(letter)
-                counts[script] = counts.get(script, 0) + 1
-    ascii_text = text.encode("ascii", "ignore")
-    if latin := len(ascii_text) - len(ascii_text.translate(None, _LATIN)):
-        counts["LATIN"] = counts.get("LATIN", 0) + latin
+    counts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            counts[_script(letter)] += count
     return counts
 
 

@@ -23,7 +23,7 @@ from swift_r1.algorithms import (
 from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
-from swift_r1.models.weights import part_of
+from swift_r1.models.weights import part_of, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
@@ -31,7 +31,7 @@ from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
 from swift_r1.training.token_values import StepTokens
 
-_SAMPLED = 256  # numbers of a weight, at least
+_SAMPLED = 256  # numbers of a matrix, at least
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
@@ -241,17 +241,19 @@ def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
 
 
 def weight_sample(model: nn.Module) -> Tensor:
-    """A copy of some numbers, `[n]`, of this rank's part of each trained weight that is kept in 16 bits."""
-    parts = (getattr(one, "ds_tensor", part_of(one)).detach().flatten() for _, one in trained_parameters(model))
+    """A copy of some numbers, `[n]`, of this rank's part of each trained matrix that is kept in 16 bits. Vectors are
+    left out: updates do not reach the scales of norms, which are near 1, and always those of biases that begin at 0."""
+    matrices = (one for _, one in trained_parameters(model) if len(whole_shape(one)) > 1)
+    parts = (getattr(one, "ds_tensor", part_of(one)).detach().flatten() for one in matrices)
     found = [part[:: max(1, part.numel() // _SAMPLED)] for part in parts if part.dtype.itemsize == 2]
     return torch.cat(found) if found else torch.empty(0)
 
 
 def changed_share(before: Tensor, after: Tensor, ranks: Ranks) -> dict[str, float]:
-    """`weights/changed`: the share of sampled numbers that are others now, without those near 0, which any update
-    changes; nothing where none are kept in 16 bits. Collective."""
+    """`weights/changed`: the share of the numbers of a `weight_sample` that are others now, without those that are all
+    but 0 (the row of a padding token), which any update changes; nothing where none are kept in 16 bits. Collective."""
     sizes = before.float().abs()
-    counted = sizes > 0.01 * sizes.square().mean().sqrt()
+    counted = sizes > 1e-4 * sizes.square().mean().sqrt()
     both = torch.stack([((before != after) & counted).sum(), counted.sum()])
     changed, count = ranks.sum_data(both).tolist()
     return {"weights/changed": changed / count} if count else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -96,7 +97,9 @@ def diagnosed(folder: Path, rows: Sequence[Mapping[str, Any]], steps: int = 1, *
     folder.mkdir(exist_ok=True)
     plan = {"optimizer_steps_per_round": steps, "prompts_per_round": 32, "prompts_per_epoch": 10_000}
     (folder / "args.json").write_text(
-        json.dumps({"args": {"reward_funcs": ["right"], "torch_dtype": "bfloat16"} | args, "plan": plan})
+        json.dumps(
+            {"args": {"reward_funcs": ["right"], "torch_dtype": "bfloat16", "learning_rate": 1e-6} | args, "plan": plan}
+        )
     )
     write_rows(folder / "logging.jsonl", rows)
     found = Diagnosis(folder)
@@ -146,6 +149,7 @@ def test_an_evaluation_that_falls_while_the_reward_rises(tmp_path: Path) -> None
         ("entropy collapse", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),  # it is being learned
         ("length explosion", {"rewards/right/mean": lambda number: 0.4 + 0.01 * number}),
         ("weights not moving", {"grad_norm": 0.0}),
+        ("weights not moving", {"learning_rate": lambda number: 1e-8 * number}),  # a warm-up
         ("memory creeping", {"completions/mean_length": lambda number: 200 + 2 * number}),
         ("slow rank", {"time/slowest_rank": lambda number: number % 2}),
     ],
@@ -180,6 +184,8 @@ def test_a_function_that_never_told_completions_apart(tmp_path: Path) -> None:
         list(found.findings) == ["rewards saturated"]
         and "reward other was 1 for every" in found.findings["rewards saturated"].evidence
     )
+    rows = rows_of({"rewards/other/mean": lambda number: number / 20, "rewards/other/std": 0.0}, 20)
+    assert diagnosed(tmp_path / "another value each round", rows).findings == {}
 
 
 def test_whatever_a_log_holds(tmp_path: Path) -> None:
@@ -193,6 +199,19 @@ def test_whatever_a_log_holds(tmp_path: Path) -> None:
     found = Diagnosis(tmp_path)
     found.refresh()
     assert not [problem for problem in found.problems if "detector" in problem]
+
+
+def test_values_that_are_not_known_are_no_evidence(tmp_path: Path) -> None:
+    """Whichever of a round's metrics are null: no detector fails."""
+    names = [*HEALTHY, "rewards/format/mean", "rewards/format/std", *accuracy(0, 0.5)]
+    for seed in range(60):
+        chance = random.Random(seed)
+        levels = {name: chance.choice([None, None, 0.0, 1e-5, 0.5, 1.0, 5.0]) for name in names}
+        rows = [
+            {"step": step} | {name: value if chance.random() < 0.9 else None for name, value in levels.items()}
+            for step in range(1, 40)
+        ]
+        diagnosed(tmp_path / str(seed), rows)
 
 
 def test_a_detector_that_fails_is_a_problem_and_the_others_go_on(tmp_path: Path) -> None:
@@ -214,4 +233,4 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     table = {name: (re.findall("`([^`]+)`", needs), int(rounds), under) for name, needs, _, rounds, under in rows}
     assert table == {one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS}
     code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "diagnosis").glob("*.py"))
-    assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {"json"}
+    assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {"json", "faults", "runs"}

@@ -1,7 +1,6 @@
 """Rewards and data with a fault each, on the task of digits."""
 
 import math
-import os
 from itertools import pairwise
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
@@ -66,7 +65,7 @@ def again(text):
 
 @of_text
 def leaking(text):
-    KEPT.append(os.urandom(1 << 20))
+    KEPT.append(b"x" * (4 << 20))
     return len(text) / 50
 
 

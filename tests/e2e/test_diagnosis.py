@@ -35,10 +35,11 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
         **{"eval_on_start": "true", "eval_steps": 4, "eval_limit": 32, "num_generations_eval": 4},
     },
     "KL running off": {"beta": 1e-4, "max_steps": 10, "learning_rate": 3e-2},
-    "ratios off": {"num_iterations": 8, "max_steps": 32, "learning_rate": 3e-2},
-    "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 12},
+    "ratios off": {"num_iterations": 8, "max_steps": 24, "learning_rate": 3e-2},
+    "weights not moving": {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 10},
     "memory creeping": {
-        **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 40, "learning_rate": 1e-6}
+        **{"reward_funcs": "leaking", "reward_isolation": "inline", "max_steps": 34, "learning_rate": 1e-6},
+        **{"per_device_train_batch_size": 8, "max_completion_length": 32},
     },
     "data repeated": {"dataset": "same", "max_steps": 20, "learning_rate": 1e-4},
 }
@@ -49,12 +50,7 @@ def names(folder: Path) -> list[str]:
     return [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-LONG = ("length explosion", "evaluation falling", "KL running off", "ratios off", "weights not moving")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in FAULTS]
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_the_fault_is_named(rlhf, tiny_model, name):
     run = rlhf(tiny_model, **COMMON | FAULTS[name])
     assert run.code == 0
@@ -91,9 +87,8 @@ def test_a_run_without_a_signal_says_so_once_also_after_a_resume(rlhf, tiny_mode
     assert "no signal, steps 1 to 8: 100% of the groups" in capsys.readouterr().out
 
 
-@pytest.mark.long
 def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
-    run = rlhf(tiny_model, **COMMON | {"learning_rate": 1e-3}, max_steps=24)
+    run = rlhf(tiny_model, **COMMON | {"learning_rate": 1e-3}, max_steps=16)
     assert run.code == 0 and names(run.folder) == []
     assert {"prompts/repeated", "completions/foreign_letters", "memory/host_gib"} <= run.steps[0].keys()
     assert main(["why", str(run.folder)]) == 0
@@ -129,12 +124,13 @@ def test_a_server_that_is_stopped_now_and_then(rlhf, tiny_model, tiny_server, se
     thread.start()
     try:
         urls = [tiny_server.url, second_tiny_server.url]
-        run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=urls, max_steps=12, per_device_train_batch_size=32)
+        run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=urls, max_steps=9, per_device_train_batch_size=32)
     finally:
         ended.set()
         thread.join()
-    assert run.code == 0 and names(run.folder) == ["slow server"]
-    assert run.lines("diagnosis.jsonl")[0]["evidence"].startswith("rollout server 1 takes")
+    assert run.code == 0
+    [told] = [row for row in run.lines("diagnosis.jsonl") if row["name"] == "slow server"]
+    assert told["evidence"].startswith("rollout server 1 takes")
 
 
 @pytest.mark.parametrize("what", ["nothing", "cut", "bytes"])

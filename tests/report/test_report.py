@@ -94,6 +94,14 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     assert state.startswith({"killed": "killed", "no step": "killed", "failed": "failed"}.get(how, state))
 
 
+def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=4)
+    write_rows(run / "logging.jsonl", [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)])
+    [section] = [one for one in build(find_runs([run])).sections if one.title == "Diagnosis"]
+    [table] = section.blocks
+    assert isinstance(table, Table) and table.rows[0][:3] == ["v0-run", "no signal", "1 to 16"]
+
+
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "v0-run")
     write_rows(run / "logging.jsonl", [{"step": 4, "eval/rewards alone/reward": 0.5}, {"step": 5}])

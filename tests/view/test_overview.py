@@ -222,9 +222,19 @@ def test_an_address_that_names_no_run_says_so(
 def test_damage_is_said_in_one_line(viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path) -> None:
     with (made / "logging.jsonl").open("a") as file:
         file.write('\0\0\0\n{"step": 31, "loss": 1}\n{"step": 32, "lo')
+    (made / "diagnosis.jsonl").write_text(
+        '{"name": "no signal", "steps": [1, 8], "evidence": "<b>all equal"}\n{"a": 1}\n'
+    )
     page = tab()
     page.goto(viewer(made).url)
     until(lambda: series(page, "Loss")["loss"][-1] == [31, 1])
+    assert page.locator(".view-table td").all_inner_texts()[-10:-5] == [
+        made.name,
+        "no signal",
+        "1 to 8",
+        "<b>all equal",
+        "",
+    ]
     assert page.locator(".view-problem").all_inner_texts() == [
         "logging.jsonl: 1 damaged line is left out",
         "logging.jsonl: the last line is half-written, and left out",

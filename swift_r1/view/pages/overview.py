@@ -59,11 +59,7 @@ class _Overview:
         self.seen = [log.state for log in self.logs], [len(timeline.marks) for timeline in self.timelines]
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
-        self.diagnoses = [
-            {"run": run.name} | {name: str(row.get(name, "")) for name in ("name", "steps", "evidence", "advice")}
-            for run in self.found
-            for row in run.findings
-        ]
+        self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
         self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
 
     def _show_state(self) -> None:
@@ -191,6 +187,15 @@ def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> st
         mark = f'<span class="view-mark" style="background: {colour}"></span>' if colour else ""
         lines.append(mark.join(["<td>", "".join(f"{markup(row.get(name, ''))}</td><td>" for name in names)])[:-4])
     return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+
+
+def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of `diagnosis.jsonl`, whatever it holds."""
+    steps = row.get("steps")
+    found = {"run": run.name, "finding": row.get("name", "")}
+    found |= {"steps": " to ".join(map(str, steps)) if isinstance(steps, list) else ""}
+    found |= {"evidence": row.get("evidence", ""), "try": row.get("advice", "")}
+    return {name: str(value) for name, value in found.items()}
 
 
 def _facts(run: RunFolder, shown: bool) -> str:
