@@ -5,6 +5,7 @@ The thresholds and their reasons are in docs/forecast.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.evaluation.statistics import MeanEstimate
 from swift_r1.forecast.outlook import Outlook
 from swift_r1.forecast.statistics import rounds_of_sampling
+from swift_r1.rewards.types import RIGHT
 
 LITTLE = 0.1  # share of groups with a signal below which most of what is generated is for nothing
 IDLE_STEPS = 0.5  # share of optimizer steps without any signal
@@ -30,7 +32,7 @@ Level = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What would help; `flags` may be empty."""
+    """What would help, and what says so."""
 
     kind: str
     evidence: str
@@ -52,6 +54,8 @@ def percent(share: float) -> str:
 
 
 def interval(one: MeanEstimate) -> str:
+    if math.isnan(one.low):
+        return "no interval"
     return f"95 %: {100 * one.low:.1f} to {100 * one.high:.1f}"
 
 
@@ -147,7 +151,11 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
             if one.least == one.largest
             else f"{one.name} had no opinion on any completion",
             "look whether it can give anything else: `swift check --gold` calls it with a right answer"
-            + ("; if it can, easier rows or a stronger model" if one is found.rewards[0] else ""),
+            + (
+                "; if it can, easier rows or a stronger model"
+                if one is found.rewards[0] and not one.mean >= RIGHT
+                else ""
+            ),
         )
     unsolved = found.share_of_prompts("none")
     if unsolved >= HARD and not found.rewards[0].constant:

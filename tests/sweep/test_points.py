@@ -9,8 +9,8 @@ import pytest
 
 from swift_r1.arguments import parse_arguments
 from swift_r1.arguments.sweep import SweepArguments
-from swift_r1.cli.main import main
 from swift_r1.checking import preflight
+from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.sweep import places
