@@ -14,7 +14,6 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.evaluation.statistics import MeanEstimate
 from swift_r1.forecast.outlook import Outlook
 from swift_r1.forecast.statistics import rounds_of_sampling
-from swift_r1.rewards.types import RIGHT
 
 LITTLE = 0.1  # share of groups with a signal below which most of what is generated is for nothing
 IDLE_STEPS = 0.5  # share of optimizer steps without any signal
@@ -134,7 +133,7 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
 
 
 def _about_the_task(found: Outlook) -> Iterator[Change]:
-    constant = [one for one in found.rewards if one.constant and one.invalid < 1]
+    task, constant = found.rewards[0], [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
     if lacking:
         marked = "" if not found.passes_marked else f"; {percent(found.passes_marked)} of the others pass"
@@ -151,14 +150,10 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
             if one.least == one.largest
             else f"{one.name} had no opinion on any completion",
             "look whether it can give anything else: `swift check --gold` calls it with a right answer"
-            + (
-                "; if it can, easier rows or a stronger model"
-                if one is found.rewards[0] and not one.mean >= RIGHT
-                else ""
-            ),
+            + ("; if it can, easier rows or a stronger model" if one is task and not found.passes.value else ""),
         )
     unsolved = found.share_of_prompts("none")
-    if unsolved >= HARD and not found.rewards[0].constant:
+    if unsolved >= HARD and not task.constant:
         yield Change(
             "hard",
             f"no completion of {percent(unsolved)} of the prompts passes; of the others "
