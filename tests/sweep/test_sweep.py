@@ -100,7 +100,7 @@ def test_a_failing_run_does_not_end_the_others_and_a_hopeless_point_is_stopped(
         {"name": "down", "reward_weights": [-1.0], "max_steps": 5000},
     ]
     rule = {"stop_after": 2, "stop_below": -0.001}
-    file = write(tmp_path / "s.yaml", tiny_model, {}, runs=points, parallel="1", **rule)
+    file = write(tmp_path / "s.yaml", tiny_model, {}, runs=points, **rule)
     code, said = sweep(file)
     assert code == 5
     assert states(file) == {"broken": "failed", "down": "stopped"}
