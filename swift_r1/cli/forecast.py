@@ -15,6 +15,7 @@ from typing import Any
 from swift_r1.arguments.forecast import ForecastArguments, arguments_of
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import Plan
+from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import prepared, room
 from swift_r1.errors import EXIT_OK, UsageError
@@ -89,8 +90,8 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     return EXIT_OK
 
 
-def _memory(args: Any, world: World, peak_gib: float | None) -> str:
-    """What was held and what a rank may need at most."""
+def _memory(args: RlhfArguments, world: World, peak_gib: float | None) -> str:
+    """What was held, what a rank may need at most, and whether that fits."""
     from swift_r1.models.shape import shape_of
     from swift_r1.training.memory import GIB, estimated
 

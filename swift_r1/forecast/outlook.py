@@ -81,9 +81,9 @@ class Outlook:
     prompts: Sequence[PromptFigures]
     completions: int  # of each
     passes: MeanEstimate  # share of completions to which the first reward function gives 1 or more
-    # by the size of a group; None where too few completions were sampled
+    # by the size of a group; None where too few completions were sampled; empty where the run compares whole steps
     signal: Mapping[int, MeanEstimate | None]
-    own_size: int  # of the run's groups
+    own_size: int  # of the run's groups; of its optimizer steps where it compares these
     own_signal: MeanEstimate  # of those; of the largest groups that could be looked at where they are larger
     task_signal: MeanEstimate  # the same by the first reward function alone: what is left once the others are learned
     groups_per_step: float
@@ -109,7 +109,7 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
     keys = [[_key(row, None if weighed else args.reward_funcs) for row in group] for group in groups]
     compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
-    signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size} if compared else SIZES)}
+    signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
     own, per_step = signal.get(size) or signal_share(keys, min(size, count)), plan.completions_per_optimizer_step
     task = signal_share([[row[first] for row in group] for group in groups], min(size, count))
     assert own is not None and task is not None
@@ -146,10 +146,10 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
 
 
 def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstimate:
-    """Chance of a signal among `size` completions of whatever prompts."""
+    """Chance of a signal among `size` completions of whatever prompts; without an interval."""
     everything = [reward for group in groups for reward in group]
     chance = signal_probability(everything, min(size, len(everything)))
-    return MeanEstimate(chance, 0.0, chance, chance)
+    return MeanEstimate(chance, math.nan, math.nan, math.nan)
 
 
 def _key(row: Row, names: Sequence[str] | None) -> Hashable:

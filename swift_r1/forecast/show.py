@@ -31,6 +31,7 @@ def show(found: Outlook, verdict: Verdict, memory: str, console: Console) -> Non
         console.print(table)
     left = len(found.prompts) - _MOST_PROMPTS
     lines = [f"{left} more prompts are in the JSON of --json"] if left > 0 else []
+    lines += [f"an optimizer step runs out of memory: {found.cost.fault}"] if found.cost.fault is not None else []
     lines += [f"memory: {memory}", "", f"Verdict: {verdict.text}"]
     lines += [f"- {one.evidence}\n  {one.advice}" for one in verdict.changes[:SHOWN]]
     console.print(Text("\n".join(lines)), soft_wrap=True)
@@ -42,7 +43,7 @@ def _prompts(found: Outlook) -> Table:
         passed = f"{one.passed}/{one.completions}"
         between = f"{100 * one.low:.0f} to {100 * one.high:.0f}"
         cut, signal = percent(one.truncated), percent(one.signal)
-        table.add_row(one.prompt_id, passed, between, _number(one.reward), signal, cut, f"{one.tokens:.0f}")
+        _add(table, one.prompt_id, passed, between, _number(one.reward), signal, cut, f"{one.tokens:.0f}")
     return table
 
 
@@ -50,14 +51,14 @@ def _rewards(found: Outlook) -> Table:
     table = _table("Rewards", "function", "mean", "least", "largest", "above 0", "differs in", "no opinion", "invalid")
     for one in found.rewards:
         shares = [percent(share) for share in (one.positive, one.differing, one.silent, one.invalid)]
-        table.add_row(one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
+        _add(table, one.name, *map(_number, (one.mean, one.least, one.largest)), *shares)
     return table
 
 
 def _all(found: Outlook) -> Table:
-    table = _table("In all", "what", "value", "95 %, or more")
+    table = _table("In all", "what", "value", "95 % interval, or a note")
     for name, value, between in _lines(found):
-        table.add_row(name, value, between.removeprefix("95 %: "))
+        _add(table, name, value, between.removeprefix("95 %: "))
     return table
 
 
@@ -88,6 +89,12 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"
+
+
+def _add(table: Table, *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*map(Text, cells))  # names may have brackets, which are markup in a str
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

@@ -5,6 +5,7 @@ The thresholds and their reasons are in docs/forecast.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +31,7 @@ Level = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What would help; `flags` may be empty."""
+    """What would help, and what says so."""
 
     kind: str
     evidence: str
@@ -52,6 +53,8 @@ def percent(share: float) -> str:
 
 
 def interval(one: MeanEstimate) -> str:
+    if math.isnan(one.low):
+        return "no interval"
     return f"95 %: {100 * one.low:.1f} to {100 * one.high:.1f}"
 
 
@@ -130,7 +133,7 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
 
 
 def _about_the_task(found: Outlook) -> Iterator[Change]:
-    constant = [one for one in found.rewards if one.constant and one.invalid < 1]
+    task, constant = found.rewards[0], [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
     if lacking:
         marked = "" if not found.passes_marked else f"; {percent(found.passes_marked)} of the others pass"
@@ -147,10 +150,10 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
             if one.least == one.largest
             else f"{one.name} had no opinion on any completion",
             "look whether it can give anything else: `swift check --gold` calls it with a right answer"
-            + ("; if it can, easier rows or a stronger model" if one is found.rewards[0] else ""),
+            + ("; if it can, easier rows or a stronger model" if one is task and not found.passes.value else ""),
         )
     unsolved = found.share_of_prompts("none")
-    if unsolved >= HARD and not found.rewards[0].constant:
+    if unsolved >= HARD and not task.constant:
         yield Change(
             "hard",
             f"no completion of {percent(unsolved)} of the prompts passes; of the others "

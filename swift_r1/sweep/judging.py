@@ -6,6 +6,7 @@ A run's value at a step is the mean of its metric over the last steps up to it; 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
@@ -18,13 +19,10 @@ LEVEL = 0.05  # of tests and intervals, two-sided
 def recent(series: Series, step: int, over: int) -> float:
     """The mean of the finite values of steps `(step - over, step]`; without one there, the last value before. NaN where
     there is none at all."""
-    known = [
-        (at, value)
-        for at, value in zip(series.steps, series.values, strict=True)
-        if at <= step and math.isfinite(value)
-    ]
-    inside = [value for at, value in known if at > step - over]
-    return fmean(inside) if inside else known[-1][1] if known else math.nan
+    start, end = bisect_right(series.steps, step - over), bisect_right(series.steps, step)
+    inside = [value for value in series.values[start:end] if math.isfinite(value)]
+    before = (value for value in reversed(series.values[:start]) if math.isfinite(value))
+    return fmean(inside) if inside else next(before, math.nan)
 
 
 def hopeless(

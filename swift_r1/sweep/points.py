@@ -19,7 +19,6 @@ from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
-from swift_r1.launch.run_folder import run_folder_faults
 
 _OF_THE_SWEEP = {
     **dict.fromkeys(("output_dir", "add_version"), "the sweep names its runs' folders: output_dir stands beside flags"),
@@ -133,19 +132,20 @@ def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_runs(args: SweepArguments, file: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> None:
     """Plugins, data, rewards and models of the runs, as `swift rlhf` checks them; once for points that differ in
-    numbers alone, which change nothing in that. Raises UsageError like `plan_runs`."""
+    numbers alone, most of which change nothing in that. The sweep's own folder can be written. Raises UsageError like
+    `plan_runs`."""
     from swift_r1.checking.preflight import check_inputs
 
     by_name = {point.name: point for point in make_points(args)}
     kinds: dict[str, PlannedRun] = {}
     for run in runs:
-        flags = run.args.to_dict() | {"output_dir": None}
-        texts = {name: value for name, value in flags.items() if not isinstance(value, int | float)}
+        flags = run.args.to_dict()
+        texts = {name: value for name, value in flags.items() if type(value) not in (int, float)}
         kinds.setdefault(json.dumps(texts, sort_keys=True), run)
 
     def check(point: Point) -> None:
         [run] = [one for one in kinds.values() if one.point == point.name]
-        check_inputs(run.args, run.world, environ, run_folder_faults(run.args, run.world))
+        check_inputs(run.args, run.world, environ, [])
 
     _for_points([by_name[run.point] for run in kinds.values()], file, check)
 

@@ -60,15 +60,16 @@ def runs_table(sweep: Sweep) -> RichTable:
 def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
     """The points and how sure their order is, as a report says it."""
     metric, over, runs = sweep.args.metric, sweep.args.over, sweep.runs
-    rows, unranked = [], {run.plan.point: run.why for run in runs} | sweep.stopped
+    rows, unranked = [], list(dict.fromkeys(run.plan.point for run in runs))
     for one in order:
         interval = "" if one.half_width is None else f" ± {one.half_width:.2g}"
         spread = f"{min(one.values):.4g} to {max(one.values):.4g}"
         rows.append([one.point, f"{one.mean:.4g}{interval}", spread, str(len(one.values)), one.against_best])
-        del unranked[one.point]
-    for point, why in unranked.items():
+        unranked.remove(one.point)
+    for point in unranked:
         own = [run for run in runs if run.plan.point == point]
         ended = sum(run.state == "ended" for run in own)
+        why = sweep.stopped.get(point) or next((run.why for run in own if run.why), "")
         what = "stopped" if point in sweep.stopped else "not all have ended" if ended < len(own) else f"no {metric}"
         rows.append([point, "", "", f"{ended} of {len(own)}", ": ".join(filter(None, (what, why)))])
     text = (

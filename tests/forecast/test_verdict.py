@@ -1,13 +1,16 @@
 """Verdicts and changes on made-up runs: of each kind one, told apart by nothing else."""
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.forecast.outlook import Outlook, outlook
+from swift_r1.forecast.show import show
 from swift_r1.forecast.verdict import verdict
 
 FLAGS = "--rlhf_type grpo --model m --dataset d --reward_funcs task form --per_device_train_batch_size 32"
@@ -95,6 +98,16 @@ def test_most_prompts_are_too_hard() -> None:
     assert changes == ["constant", "hard", "groups", "resample"]
 
 
+def test_all_pass_and_the_form_differs() -> None:
+    made = rows([[1.0] * 16] * 24)
+    for number, row in enumerate(made):
+        row["rewards/form"], row["reward"] = float(number % 2), 1 + float(number % 2)
+    args, plan = run()
+    figures = outlook(made, FOUND, args, plan)
+    advice = " ".join(one.advice for one in verdict(figures, args).changes)
+    assert "harder rows" in advice and "easier rows" not in advice
+
+
 def test_only_the_form_differs() -> None:
     made = rows([[0.0] * 16] * 24)
     for number, row in enumerate(made):
@@ -152,8 +165,10 @@ def test_groups_larger_than_what_was_sampled() -> None:
 def test_without_groups_the_whole_step_is_compared() -> None:
     each: list[list[float | None]] = [[1.0] * 16] * 12 + [[0.0] * 16] * 12  # groups alike in themselves
     assert seen(rows(each))[1] == "nothing to learn from"
-    figures, _, _ = seen(rows(each), "--advantage_estimator reinforce_plus_plus")
+    more = "--advantage_estimator reinforce_plus_plus"
+    figures, _, _ = seen(rows(each), more)
     assert figures.own_signal.value == pytest.approx(1.0) and figures.groups_per_step == 1
+    assert figures.signal == {} and "(no interval)" in verdict(figures, run(more)[0]).text
 
 
 def test_several_rewards_that_are_normalised_apart() -> None:
@@ -162,6 +177,16 @@ def test_several_rewards_that_are_normalised_apart() -> None:
         row["rewards/form"], row["reward"] = 1 - row["rewards/task"], 1.0
     assert seen(made)[0].own_signal.value == 0
     assert seen(made, "--multi_objective_aggregation normalize_then_sum")[0].own_signal.value > 0.9
+
+
+def test_what_is_printed() -> None:
+    made = rows(HALF, prompt_id="[/data]/x[1]:2")
+    figures = seen(made, fault="2 GiB more did not fit on the GPU")[0]
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(figures, verdict(figures, run()[0]), "fits", console)
+    said = console.export_text()
+    assert "[/data]/x[1]:2" in said and "runs out of memory: 2 GiB more did not fit" in said
+    assert "groups of 8 with a signal (the run's)" in said and "Verdict: learnable" in said
 
 
 def test_the_plan_is_the_runs() -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from swift_r1.arguments import parse_arguments
 from swift_r1.arguments.sweep import SweepArguments
+from swift_r1.checking import preflight
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.sweep import places
-from swift_r1.sweep.points import PlannedRun, plan_runs
+from swift_r1.sweep.points import PlannedRun, check_runs, plan_runs
 
 FLAGS = """
 flags:
@@ -110,6 +111,20 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     args = parse_arguments(SweepArguments, [file], {})
     runs = plan_runs(args, file, Path("output"), {})
     assert len(runs) == 9 and {run.args.learning_rate for run in runs} == {3e-5, 3e-4, 3e-3}
+
+
+def test_inputs_are_checked_once_for_points_that_differ_in_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "grid: {learning_rate: [1e-6, 3e-6], streaming: [false, true]}\nseeds: [1, 2]" + FLAGS + "  max_steps: 5\n"
+    runs = plan(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+    Path("output").touch()  # where `swift rlhf` would write without --output_dir
+    checked = []
+    monkeypatch.setattr(preflight, "check_inputs", lambda args, *more: checked.append((args.streaming, more[-1])))
+    file = str(tmp_path / "sweep.yaml")
+    check_runs(parse_arguments(SweepArguments, [file], {}), file, runs, {})
+    assert checked == [(False, []), (True, [])]
 
 
 def test_the_commands_are_printed(

@@ -1,0 +1,49 @@
+"""What becomes of runs that no process is started for: the rule that stops points, and the table of points."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from swift_r1.arguments import parse_arguments
+from swift_r1.arguments.sweep import SweepArguments
+from swift_r1.report.blocks import Table
+from swift_r1.sweep.points import plan_runs
+from swift_r1.sweep.running import Sweep
+from swift_r1.sweep.table import section
+
+FLAGS = "{rlhf_type: grpo, model: m, dataset: d, reward_funcs: a, per_device_train_batch_size: 8}"
+
+
+def made(folder: Path, text: str, stopped: dict[str, str]) -> Sweep:
+    file = folder / "sweep.yaml"
+    file.write_text(f"{text}\nseeds: [1, 2]\nflags: {FLAGS}\n")
+    args = parse_arguments(SweepArguments, [str(file)], {})
+    planned = plan_runs(args, str(file), folder, {})
+    for run in planned[:2]:
+        run.folder.mkdir()
+        rows = [{"step": step, "reward": float(run.point == "good")} for step in (1, 2, 3)]
+        (run.folder / "logging.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Sweep(args, planned, [], stopped, lambda run: None, lambda: None)
+
+
+def test_the_other_seeds_of_a_stopped_point_do_not_begin(tmp_path: Path) -> None:
+    runs = "runs: [{name: good}, {name: bad}]\nstop_after: 3\nstop_below: "
+    sweep = made(tmp_path, runs + "2", {})  # it has no place where a run could begin
+    sweep.run()
+    assert {run.state for run in sweep.runs} == {"stopped"} and set(sweep.stopped) == {"good", "bad"}
+    assert sweep.runs[3].why == "reward 0 at step 3, below 2"
+
+
+def test_why_a_point_is_not_ranked(tmp_path: Path) -> None:
+    stopped = {"b": "reward 0 at step 3, below 1"}
+    sweep = made(tmp_path, "runs: [{name: a}, {name: b}, {name: c}]", stopped)
+    failed, ended = (run for run in sweep.runs if run.plan.point == "a")
+    failed.state, failed.why, ended.state = "failed", "the disk is full", "ended"
+    [table, _] = section(sweep, []).blocks
+    assert isinstance(table, Table)
+    assert [(row[0], row[3], row[4]) for row in table.rows] == [
+        ("a", "1 of 2", "not all have ended: the disk is full"),
+        ("b", "0 of 2", "stopped: reward 0 at step 3, below 1"),
+        ("c", "0 of 2", "not all have ended"),
+    ]
