@@ -106,7 +106,8 @@ def test_another_script(rlhf, save_model, tmp_path):
         vocabulary[chr(0x3B1 + place)] = vocabulary.pop(letter)
     path.write_text(json.dumps(content))
     run = rlhf(model, **COMMON, reward_funcs="greek", max_steps=24)
-    assert run.code == 0 and names(run.folder) == ["language broken"]
+    # Then the model has all that the reward gives.
+    assert run.code == 0 and names(run.folder) in (["language broken"], ["language broken", "rewards saturated"])
 
 
 @pytest.mark.long
