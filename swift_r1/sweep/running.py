@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from swift_r1.arguments.sweep import SweepArguments
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageError
 from swift_r1.runs.folder import RunFolder, is_run
 from swift_r1.runs.metrics import MetricLog, Series
 from swift_r1.runs.standing import seconds_left
@@ -155,12 +156,13 @@ class Sweep:
 
     def run(self) -> None:
         """To the end of the last run; one that fails does not end the others. An exception, as of a signal, ends those
-        that live in order."""
+        that live in order. Raises UsageError: `--metric` is none of the runs'."""
         try:
             while self.living or self.count("waiting"):
                 self._start()
                 for run in self.living:
                     self._look(run)
+                self._check_metric()
                 self._judge()
                 self._show()
                 time.sleep(_LOOK_S)
@@ -183,6 +185,16 @@ class Sweep:
         run.look()
         if run.state != before:
             self._changed(run)
+
+    def _check_metric(self) -> None:
+        """Raises UsageError where a run has logged a step without the metric that points are compared by: evaluations
+        alone come later."""
+        name = self.args.metric
+        for run in self.runs:
+            if run.log.get("loss") and not run.log.get(name) and not name.startswith("eval/"):
+                near = difflib.get_close_matches(name, run.log.series, n=1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise UsageError(f"--metric {name}: the steps of {run.plan.name} have no such metric{meant}")
 
     def _judge(self) -> None:
         """Stops the points that are hopeless by now: their runs that live end, those that wait do not begin."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from swift_r1.arguments import parse_arguments
 from swift_r1.arguments.sweep import SweepArguments
+from swift_r1.errors import UsageError
 from swift_r1.report.blocks import Table
 from swift_r1.sweep.points import plan_runs
 from swift_r1.sweep.running import Sweep
@@ -33,6 +36,15 @@ def test_the_other_seeds_of_a_stopped_point_do_not_begin(tmp_path: Path) -> None
     sweep.run()
     assert {run.state for run in sweep.runs} == {"stopped"} and set(sweep.stopped) == {"good", "bad"}
     assert sweep.runs[3].why == "reward 0 at step 3, below 2"
+
+
+def test_a_metric_that_no_step_has(tmp_path: Path) -> None:
+    sweep = made(tmp_path, "runs: [{name: good}, {name: bad}]\nmetric: rewrd", {})
+    log = tmp_path / sweep.runs[0].plan.folder.name / "logging.jsonl"
+    log.write_text(json.dumps({"step": 4, "loss": 0.5, "reward": 1}) + "\n")
+    sweep.runs[0].log.refresh()
+    with pytest.raises(UsageError, match=r"--metric rewrd: .* have no such metric; did you mean reward"):
+        sweep.run()
 
 
 def test_why_a_point_is_not_ranked(tmp_path: Path) -> None:
