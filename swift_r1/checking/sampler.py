@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.data.choices import Choices
@@ -11,32 +14,51 @@ from swift_r1.data.sampler import Outcome, build_sampler
 from swift_r1.errors import RunFailed, UsageError
 
 _ROWS, _ROUNDS, _PROMPTS = 1000, 6, 8
+_SECONDS = 60.0
 
 
 def sampler_faults(args: RlhfArguments, rows: Sequence[Row]) -> list[str]:
-    """Why `--prompt_sampler` cannot work on these rows, of which it gets the first 1000: it fails, or is another one
-    when it is resumed in the middle of some rounds with made-up outcomes."""
+    """Why `--prompt_sampler` cannot work on these rows, of which it gets the first 1000: it fails, does not return, or
+    is another one when it is resumed in the middle of some rounds with made-up outcomes. In the main thread alone."""
     if args.streaming or args.prompt_sampler == "uniform":
         return []
     rows = rows[:_ROWS]
-    count = min(_PROMPTS, len(rows))
     try:
-        whole = Choices(build_sampler(args.prompt_sampler, rows, args))
-        expected = [_round(whole, number, count) for number in range(_ROUNDS)]
-        again = Choices(build_sampler(args.prompt_sampler, rows, args))
-        for number in range(_ROUNDS):
-            if number == _ROUNDS // 2:
-                taken = number * count
-                again = Choices(build_sampler(args.prompt_sampler, rows, args), 0, taken, again.state(taken))
-            if _round(again, number, count) != expected[number]:
-                return [
-                    f"--prompt_sampler {args.prompt_sampler} chooses other rows when it is run again or resumed: "
-                    "state_dict must have all that next depends on, as JSON (which makes texts of the keys of dicts), "
-                    "and chance must come from random.Random(seed)"
-                ]
+        with _deadline():
+            return _faults(args, rows, min(_PROMPTS, len(rows)))
     except (UsageError, RunFailed) as error:
         return str(error).splitlines()
+
+
+def _faults(args: RlhfArguments, rows: Sequence[Row], count: int) -> list[str]:
+    whole = Choices(build_sampler(args.prompt_sampler, rows, args))
+    expected = [_round(whole, number, count) for number in range(_ROUNDS)]
+    again = Choices(build_sampler(args.prompt_sampler, rows, args))
+    for number in range(_ROUNDS):
+        if number == _ROUNDS // 2:
+            taken = number * count
+            again = Choices(build_sampler(args.prompt_sampler, rows, args), 0, taken, again.state(taken))
+        if _round(again, number, count) != expected[number]:
+            return [
+                f"--prompt_sampler {args.prompt_sampler} chooses other rows when it is run again or resumed: "
+                "state_dict must have all that next depends on, as JSON (which makes texts of the keys of dicts), "
+                "and chance must come from random.Random(seed)"
+            ]
     return []
+
+
+@contextmanager
+def _deadline() -> Iterator[None]:
+    def over(number: int, frame: FrameType | None) -> None:
+        raise UsageError(f"no answer for {_SECONDS:g} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _round(choices: Choices, number: int, count: int) -> list[int]:

@@ -107,7 +107,8 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
     first, size, count = f"rewards/{args.reward_funcs[0]}", plan.num_generations, len(groups[0])
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
-    keys = [[_key(row, None if weighed else args.reward_funcs) for row in group] for group in groups]
+    teaching = [name for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True) if weight]
+    keys = [[_key(row, None if weighed else teaching) for row in group] for group in groups]
     compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
     signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
     own, per_step = signal.get(size) or signal_share(keys, min(size, count)), plan.completions_per_optimizer_step
@@ -220,9 +221,10 @@ def _cost(
         return Cost(seconds, None, None, tokens, None, found["fault"])
     before, last = seconds["generate"] + seconds["reward"], found["steps"][-1]  # the first step pays for memory
     seconds["train"] = last["time/train"]
-    seconds["sync"] = max(one["time/sync"] for one in found["steps"]) / updates  # once a round
-    both = [name for name in ("sleep", "offload") if f"time/{name}" in last]
-    seconds |= {name: last[f"time/{name}"] for name in both}
+    for name in ("sync", "sleep", "offload"):  # once a round
+        logged = [one.get(f"time/{name}", 0.0) for one in found["steps"]]
+        if f"time/{name}" in last:
+            seconds[name] = min(filter(None, logged), default=0.0) / updates
     after = math.fsum(seconds.values()) - before
     ahead = args.async_generate and args.max_staleness
     step = max(before, after) if ahead else before + after

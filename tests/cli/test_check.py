@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking import sampler as checking_sampler
+from swift_r1.data.sampler import Sampler, samplers
 from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
@@ -189,6 +192,20 @@ FAULTS = (
     "--prompt_sampler half: Half.__init__ must call super().__init__(rows, args)",
     "--prompt_sampler forgets chooses other rows when it is run again or resumed: state_dict must have all",
 )
+
+
+class Stuck(Sampler):
+    def next(self, count: int) -> list[int]:
+        while True:
+            pass
+
+
+def test_a_sampler_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(samplers, "stuck", Stuck)
+    monkeypatch.setattr(checking_sampler, "_SECONDS", 0.2)
+    args = CheckArguments(prompt_sampler="stuck")
+    (fault,) = checking_sampler.sampler_faults(args, [{"query": "1 + 1?"}])
+    assert fault.startswith("--prompt_sampler: Stuck.next failed: UsageError: no answer for 0.2 s")
 
 
 def test_the_count_of_rows_left_out(plugin: Path) -> None:

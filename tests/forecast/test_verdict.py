@@ -176,7 +176,11 @@ def test_several_rewards_that_are_normalised_apart() -> None:
     for row in made:
         row["rewards/form"], row["reward"] = 1 - row["rewards/task"], 1.0
     assert seen(made)[0].own_signal.value == 0
-    assert seen(made, "--multi_objective_aggregation normalize_then_sum")[0].own_signal.value > 0.9
+    apart = "--multi_objective_aggregation normalize_then_sum"
+    assert seen(made, apart)[0].own_signal.value > 0.9
+    for row in made:
+        row["rewards/task"] = 1.0
+    assert seen(made, apart + " --reward_weights 1 0")[0].own_signal.value == 0
 
 
 def test_what_is_printed() -> None:
