@@ -67,10 +67,8 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(*faults)
     changes = _changes(recorded, args, world)
     folder, checkpoint = _start(recorded, args, changes)
-    if folder is not None and _replayed_in(folder) != str(recorded.path):
-        raise UsageError(
-            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
-        )
+    if folder is not None:
+        _check_replay(folder, recorded, checkpoint)
     args, plan = _planned(recorded, args, world, checkpoint)
     data = recorded.content["dataset_hash"]
     if folder is not None and checkpoint is not None:
@@ -135,13 +133,21 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
     return None, named
 
 
-def _replayed_in(folder: Path) -> str | None:
-    """The run that is replayed in a folder. Raises UsageError: its args.json cannot be read."""
+def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) -> None:
+    """Raises UsageError: the folder to go on in is no replay of this run, or begins elsewhere than `checkpoint`."""
     try:
-        replay = json.loads((folder / "args.json").read_text(encoding="utf-8")).get("replay")
+        content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
-    return replay["run"] if replay else None
+    if content.get("replay") is None or content["replay"]["run"] != str(recorded.path):
+        raise UsageError(
+            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
+        )
+    if checkpoint is None and content["resumed_from"] is not None:
+        raise UsageError(
+            f"--resume_from_checkpoint: {folder} was to begin after {content['resumed_from']} and has no checkpoint "
+            "of its own: name that one, and another --output_dir"
+        )
 
 
 def _planned(

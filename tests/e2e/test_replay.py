@@ -313,6 +313,16 @@ def test_a_replay_does_not_go_on_in_the_recorded_run(recorded, tmp_path):
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 
+def test_one_from_a_checkpoint_that_was_killed_before_its_own(recorded, tmp_path):
+    """Its beginning would be that of the run."""
+    folder, begun = tmp_path / "part", recorded.folder / "checkpoint-6"
+    assert replay(recorded.folder, folder, resume_from_checkpoint=begun, max_steps=7, save_strategy="no").code == 0
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    refused = replay(recorded.folder, folder, resume_from_checkpoint="last", max_steps=7)
+    assert refused.code == 2 and f"was to begin after {begun} and has no checkpoint of its own" in refused.errors
+
+
 def test_another_model_is_refused(recorded, tmp_path, save_model, tiny_model_untied):
     """One of the same tokens by its log-probs; one of other tokens before it is loaded."""
     other = save_model(tmp_path / "other", seed=7)
