@@ -10,7 +10,7 @@ from pathlib import Path
 from swift_r1.arguments.parser import is_flag, parse_arguments
 from swift_r1.arguments.sweep import SweepArguments
 from swift_r1.cli.report import write_report
-from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED, UsageError
+from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED, RunFailed, UsageError
 from swift_r1.runs.folder import find_runs
 from swift_r1.runtime.processes import run_folder_held, say
 from swift_r1.sweep.places import Place, find_places
@@ -76,7 +76,10 @@ def _sweep(
     live = Live(console=console, auto_refresh=False)
 
     def changed(run: SweepRun) -> None:
-        write_record(folder, file, sweep, ranked(sweep))
+        try:
+            write_record(folder, file, sweep, ranked(sweep))
+        except RunFailed as error:  # no reason to end runs, which may have room elsewhere; at the end it is one to fail
+            say(str(error), "sweep")
         if not console.is_terminal or run.why:  # which a table has no room for
             console.print(change(sweep, run), soft_wrap=True)
 
