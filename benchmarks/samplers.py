@@ -1,9 +1,13 @@
 """The demo with other orders of its prompts (`--prompt_sampler`): how good the model is after how many completions.
 
-    python examples/mini/make_model.py countdown models/mini/countdown
-    python benchmarks/samplers.py output/samplers --model models/mini/countdown --samplers uniform difficulty
+    for seed in 0 1 2; do
+        python examples/countdown_demo/warm_start.py --seed $seed --output_dir models/demo-$seed
+    done
+    python benchmarks/samplers.py output/samplers --model 'models/demo-{seed}' --samplers uniform difficulty
+    python benchmarks/samplers.py output/samplers-half --model 'models/demo-{seed}' --samplers uniform difficulty \
+        --dataset half_unsolvable
 
-For each seed the model is trained with each sampler, all else as in `examples/countdown_demo`; flags that are not its
+For each seed its model is trained with each sampler, all else as in `examples/countdown_demo`; flags that are not its
 own go to `swift rlhf`. A run that was ended goes on, and one that is over is not done again. A row is a sampler: its
 accuracy on the held-out problems at each evaluation, mean over the seeds, and how that at `--share` of the completions
 compares with the first sampler's at the end.
@@ -25,7 +29,7 @@ DEMO = Path(__file__).resolve().parents[1] / "examples" / "countdown_demo"
 sys.path.append(str(DEMO))
 import run as demo  # noqa: E402  its flags
 
-ACCURACY = "eval/countdown_mini/accuracy"
+PLUGINS = (str(DEMO / "plugin.py"), str(Path(__file__).with_name("samplers_plugin.py")))
 
 
 def main() -> int:
@@ -36,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=demo.STEPS)
     parser.add_argument("--eval_steps", type=int, default=11)
+    parser.add_argument("--dataset", default="countdown_mini", help="or half_unsolvable [countdown_mini]")
     parser.add_argument("--share", type=float, default=0.7, help="of the completions, to be compared at [0.7]")
     args, args.more = parser.parse_known_args()
     accuracies: dict[str, list[dict[int, float]]] = {name: [] for name in args.samplers}
@@ -58,6 +63,7 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
             "add_version": "false",
             "resume_from_checkpoint": "last",
             "seed": seed,
+            "dataset": args.dataset,
             "prompt_sampler": sampler,
             "max_steps": args.steps,
             "eval_steps": args.eval_steps,
@@ -69,6 +75,7 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
             "rlhf",
             *demo.FLAGS,
             *demo.OF_GRPO,
+            *("--external_plugins", *PLUGINS),
             *args.more,
             *(word for name, value in own.items() for word in (f"--{name}", str(value))),
         ]
@@ -76,14 +83,16 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
         with (folder.parent / f"{folder.name}.log").open("ab") as log:
             subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=True)
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
-    return {line["step"]: line[ACCURACY] for line in lines if ACCURACY in line}
+    name = f"eval/{args.dataset}/accuracy"
+    return {line["step"]: line[name] for line in lines if name in line}
 
 
 def show(args: argparse.Namespace, accuracies: dict[str, list[dict[int, float]]]) -> None:
     first = accuracies[args.samplers[0]]
     steps = sorted(set.intersection(*(set(run) for runs in accuracies.values() for run in runs)))
     at = max(step for step in steps if step <= args.share * args.steps)
-    table = Table(title=f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of {len(first)} seeds")
+    title = f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of {len(first)} seeds"
+    table = Table(title=f"{args.dataset}: {title}")
     columns = ["sampler", *map(str, steps), f"after {at}, less that of {args.samplers[0]} after {steps[-1]}, by seed"]
     for column in columns:
         table.add_column(column, justify="left" if column == "sampler" else "right")
