@@ -63,7 +63,6 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
             "add_version": "false",
             "resume_from_checkpoint": "last",
             "seed": seed,
-            "dataset": args.dataset,
             "prompt_sampler": sampler,
             "max_steps": args.steps,
             "eval_steps": args.eval_steps,
@@ -75,7 +74,7 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
             "rlhf",
             *demo.FLAGS,
             *demo.OF_GRPO,
-            *("--external_plugins", *PLUGINS),
+            *("--external_plugins", *PLUGINS, "--dataset", args.dataset),
             *args.more,
             *(word for name, value in own.items() for word in (f"--{name}", str(value))),
         ]

@@ -31,8 +31,8 @@ STEPS, SERVER_STEPS = 48, 48
 PPO_STEPS_A_ROUND = 2
 COMPLETIONS, GROUP = 512, 16
 SERVER_STOP_S = 40
+DATA = ("--external_plugins", str(HERE / "plugin.py"), "--dataset", "countdown_mini")
 FLAGS = (
-    *("--external_plugins", str(HERE / "plugin.py"), "--dataset", "countdown_mini"),
     *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
     *("--num_generations", str(GROUP), "--max_completion_length", "160", "--torch_dtype", "float32"),
     *("--learning_rate", "3e-4", "--adam_beta2", "0.999", "--weight_decay", "0"),
@@ -79,6 +79,7 @@ def main() -> int:
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
     steps = args.steps or (SERVER_STEPS if args.server else STEPS) * steps_a_round
     flags = [
+        *DATA,
         *FLAGS,
         *(OF_PPO if ppo else OF_GRPO),
         "--model",
