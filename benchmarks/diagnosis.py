@@ -59,12 +59,16 @@ SMALL = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
 FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "impossible problems": ("no signal", {"dataset": "impossible", "max_steps": 12}, {}),
     "a majority as the label": (
-        "entropy collapse",
+        "rewards saturated, entropy collapse",
         {"reward_funcs": ["countdown", "majority"], "reward_weights": [0, 1], "learning_rate": 1e-3, "max_steps": 40},
         {},
     ),
-    "length that pays": ("length explosion", {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1]}, {}),
-    "too short a limit": ("truncation", {"max_completion_length": 28, "max_steps": 12}, {}),
+    "length that pays": (
+        "length explosion",
+        {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1], "max_steps": 30},
+        {},
+    ),
+    "too short a limit": ("truncation", {"max_completion_length": 24, "max_steps": 12}, {}),
     "a learning rate ten times too high": ("KL running off", {"learning_rate": 3e-3, "beta": 1e-3}, {}),
     "sixteen passes over a round": ("ratios off", {"num_iterations": 16, "max_steps": 96, "learning_rate": 1e-3}, {}),
     "weights that never arrive": ("engine mismatch", {}, {"environ": {"DIAGNOSIS_FAULT": "stale engine"}}),
@@ -161,7 +165,15 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     wanted |= {name for name in log.series if name.startswith("rewards/") and name.endswith(("/mean", "/std"))}
     wanted |= {name for name in log.series if name.startswith("eval/") and "avg@" in name}
     rows, _ = read_rows(run.path / "logging.jsonl")
-    args = ("reward_funcs", "rlhf_type", "torch_dtype", "max_completion_length", "use_gym_env", "vllm_engine_kwargs")
+    args = (
+        "reward_funcs",
+        "reward_weights",
+        "rlhf_type",
+        "torch_dtype",
+        "max_completion_length",
+        "use_gym_env",
+        "vllm_engine_kwargs",
+    )
     plan = ("optimizer_steps_per_round", "prompts_per_round", "prompts_per_epoch")
     return {
         "args": {name: run.args.get(name) for name in args},
@@ -205,7 +217,7 @@ def main() -> int:
         if not (folder / "summary.json").exists():
             Fault(name, finding, flags, **({"environ": {}} | more)).run(args.model, folder)
         [run] = find_runs([folder])
-        good &= show(name, [finding], run)
+        good &= show(name, finding.split(", "), run)
         rows.append({"name": name, "finding": finding} | recorded(run))
     for run in find_runs(args.runs) if args.runs else ():
         good &= show(run.name, [], run)

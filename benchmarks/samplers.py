@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=demo.STEPS)
     parser.add_argument("--eval_steps", type=int, default=11)
+    parser.add_argument("--completions", type=int, default=demo.COMPLETIONS, help="a step [%(default)s]")
     parser.add_argument("--dataset", default="countdown_mini", help="or half_unsolvable [countdown_mini]")
     parser.add_argument("--share", type=float, default=0.7, help="of the completions, to be compared at [0.7]")
     args, args.more = parser.parse_known_args()
@@ -66,8 +67,8 @@ def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, floa
             "prompt_sampler": sampler,
             "max_steps": args.steps,
             "eval_steps": args.eval_steps,
-            "per_device_train_batch_size": demo.COMPLETIONS // 16,
-            "gradient_accumulation_steps": 16,
+            "per_device_train_batch_size": 32,
+            "gradient_accumulation_steps": args.completions // 32,
         }
         words = [
             *demo.SWIFT,
@@ -90,7 +91,7 @@ def show(args: argparse.Namespace, accuracies: dict[str, list[dict[int, float]]]
     first = accuracies[args.samplers[0]]
     steps = sorted(set.intersection(*(set(run) for runs in accuracies.values() for run in runs)))
     at = max(step for step in steps if step <= args.share * args.steps)
-    title = f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of {len(first)} seeds"
+    title = f"accuracy after so many steps of {args.completions} completions, mean of {len(first)} seeds"
     table = Table(title=f"{args.dataset}: {title}")
     columns = ["sampler", *map(str, steps), f"after {at}, less that of {args.samplers[0]} after {steps[-1]}, by seed"]
     for column in columns:

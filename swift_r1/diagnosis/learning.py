@@ -11,7 +11,7 @@ SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
 CONSTANT = 10  # rounds
-LOW_ENTROPY, LESS_ENTROPY = 0.1, 0.2  # nats a token; against the first rounds
+LOW_ENTROPY, LESS_ENTROPY = 0.1, 0.4  # nats a token; against the first rounds
 
 
 @detector("rewards invalid", 5, "rewards/*/invalid")
@@ -36,9 +36,9 @@ def _silent(past: Past, rounds: int) -> list[float]:
     return shares if shares and fmean(shares) >= SILENT else []
 
 
-def _solved(past: Past, rounds: int) -> bool:
-    """Whether nearly all completions have the same first reward, above 0."""
-    values, spread = (past.last(f"{past.right}/{name}", rounds) for name in ("mean", "std"))
+def _solved(past: Past, name: str, rounds: int) -> bool:
+    """Whether nearly all completions have the same of this reward, above 0."""
+    values, spread = (past.last(f"{name}/{one}", rounds) for one in ("mean", "std"))
     return bool(values and spread) and fmean(values) > 0 and fmean(spread) <= SPREAD * fmean(values)
 
 
@@ -46,10 +46,12 @@ def _solved(past: Past, rounds: int) -> bool:
 def rewards_saturated(past: Past, rounds: int) -> Sign | None:
     """All completions earn the same: too easy, or a function that has never told two completions apart."""
     silent = _silent(past, rounds)
-    if silent and _solved(past, rounds):
+    if silent and _solved(past, name := past.trained, rounds):
+        other = past.last(f"{past.right}/mean", rounds) if name != past.right else []
         return Sign(
-            f"{fmean(silent):.0%} of the groups have equal rewards; reward {past.right.removeprefix('rewards/')} is "
-            f"{fmean(past.last(f'{past.right}/mean', rounds)):.3g} for nearly all completions",
+            f"{fmean(silent):.0%} of the groups have equal rewards; reward {name.removeprefix('rewards/')} is "
+            f"{fmean(past.last(f'{name}/mean', rounds)):.3g} for nearly all completions"
+            + (f", and {past.right.removeprefix('rewards/')} {fmean(other):.3g}" if other else ""),
             "it is learned: stop; or harder prompts, or look whether the reward function accepts anything",
         )
     if silent or len(past.rewards) < 2 or past.rounds < CONSTANT:
@@ -67,13 +69,13 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
     return None
 
 
-@detector("entropy collapse", 5, "entropy", under=("rewards saturated",))
+@detector("entropy collapse", 5, "entropy")
 def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     """The policy has settled before it was good: it writes the same again and again, and earns no more for it."""
     entropy, right = past.change("entropy", rounds), past.change(f"{past.right}/mean", rounds)
     if entropy is None or max(entropy.late) > min(LOW_ENTROPY, LESS_ENTROPY * fmean(entropy.early)):
         return None
-    if _solved(past, rounds) or (right is not None and right.rise > 0):
+    if _solved(past, past.right, rounds) or (right is not None and right.rise > 0):
         return None
     return Sign(
         f"entropy {fmean(entropy.late):.2g} nats a token, at first {fmean(entropy.early):.2g}, without more reward",
@@ -85,13 +87,24 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     "no signal",
     8,
     "frac_reward_zero_std",
-    under=("template broken", "rewards saturated", "entropy collapse", "repetition", "length explosion"),
+    under=(
+        *("template broken", "rewards saturated", "entropy collapse", "repetition", "length explosion"),
+        "KL running off",
+    ),
 )
 def no_signal(past: Past, rounds: int) -> Sign | None:
     """Groups are all right or all wrong: their advantages are 0. With a critic they may differ from each other."""
     silent = _silent(past, rounds)
     if not silent or (past.args.get("rlhf_type") == "ppo" and any(past.last(f"{past.right}/std", rounds))):
         return None
+    change = past.change("reward", rounds)
+    if change is not None and change.rise < 0:
+        return Sign(
+            f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward fell from "
+            f"{fmean(change.early):.3g} to {fmean(change.late):.3g}",
+            "what it could do is lost: a lower --learning_rate, --max_grad_norm, a higher --beta; go on from an earlier "
+            "checkpoint",
+        )
     return Sign(
         f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward is "
         f"{fmean(past.last('reward', rounds) or [math.nan]):.3g}",

@@ -68,6 +68,15 @@ class Past:
         return name if f"{name}/mean" in self.log.series else next(iter(self.rewards), "")
 
     @property
+    def trained(self) -> str:
+        """The same of the function with the largest weight, the first of several: what is learned above all."""
+        names, weights = self.args.get("reward_funcs"), self.args.get("reward_weights")
+        if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
+            return self.right
+        name = f"rewards/{names[weights.index(max(weights))]}" if names else ""
+        return name if f"{name}/mean" in self.log.series else self.right
+
+    @property
     def rewards(self) -> list[str]:
         return [f"rewards/{name}" for name in self.log.rewards()]
 

@@ -234,3 +234,20 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     assert table == {one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS}
     code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "diagnosis").glob("*.py"))
     assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {"json", "faults", "runs"}
+
+
+def test_what_is_saturated_is_what_is_trained(tmp_path: Path) -> None:
+    """A function of weight 0 that watches does not hide it, and a small one is not it."""
+    groups = {"frac_reward_zero_std": 1.0, "rewards/other/mean": 1.0, "rewards/other/std": 0.0}
+    rows, names = rows_of(FAULTS["no signal"] | groups, 20), ["right", "other"]
+    found = diagnosed(tmp_path / "a", rows, reward_funcs=names, reward_weights=[0, 1]).findings
+    assert list(found) == ["rewards saturated"]
+    assert "reward other is 1 for nearly all completions, and right 0" in found["rewards saturated"].evidence
+    found = diagnosed(tmp_path / "b", rows, reward_funcs=names, reward_weights=[1, 0.1]).findings
+    assert "no signal" in found
+
+
+def test_a_reward_that_is_lost(tmp_path: Path) -> None:
+    rows = rows_of({"frac_reward_zero_std": changing(0.3, 1.0), "reward": changing(0.4, 0.0)}, 20)
+    finding = diagnosed(tmp_path, rows).findings["no signal"]
+    assert "fell from 0.4 to 0" in finding.evidence and "a lower --learning_rate" in finding.advice
