@@ -102,8 +102,8 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
         return Sign(
             f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward fell from "
             f"{fmean(change.early):.3g} to {fmean(change.late):.3g}",
-            "what it could do is lost: a lower --learning_rate, --max_grad_norm, a higher --beta; go on from an earlier "
-            "checkpoint",
+            "what it could do is lost: a lower --learning_rate, --max_grad_norm, a higher --beta; go on from an "
+            "earlier checkpoint",
         )
     return Sign(
         f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward is "
