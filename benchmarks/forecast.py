@@ -73,6 +73,12 @@ def smollm2(plugin: str, *flags: str, steps: int = HOPELESS) -> Case:
     return Case(SMOLLM2, (*OF_SMOLLM2, *more, *flags), prompts=16, completions=16)
 
 
+def sums(dataset: str, steps: int) -> Case:
+    more = ("--dataset", dataset, "--reward_funcs", "sum", "--learning_rate", "1e-5", "--max_completion_length", "8")
+    ends = ("--response_prefix", "<answer>", "--stop_words", "</answer>")
+    return smollm2(str(HERE / "forecast_plugin.py"), *more, *ends, steps=steps)
+
+
 CASES = {
     "demo": mini("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
     "one reward": mini("--reward_funcs", "countdown"),
@@ -90,11 +96,8 @@ CASES = {
         *("--learning_rate", "1e-5"),
         steps=12,
     ),
-    "SmolLM2, sums": smollm2(
-        str(HERE / "forecast_plugin.py"),
-        *("--dataset", "sums_two", "--reward_funcs", "sum", "--learning_rate", "1e-5"),
-        *("--response_prefix", "<answer>", "--stop_words", "</answer>", "--max_completion_length", "8"),
-    ),
+    "SmolLM2, sums of one digit": sums("sums_one", 12),
+    "SmolLM2, sums": sums("sums_two", HOPELESS),
     "SmolLM2, Countdown": smollm2(
         str(HERE.parent / "plugins" / "countdown.py"),
         *("--dataset", "countdown#2000", "--reward_funcs", "external_countdown", "format"),

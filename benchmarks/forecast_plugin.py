@@ -39,12 +39,18 @@ class Prompt(ResponsePreprocessor):
         return super().preprocess(row)
 
 
-def load_sums(split="train", seed=42):
-    rng = random.Random(seed)
-    for _ in range(2000):
-        one, two = rng.randint(10, 99), rng.randint(10, 99)
-        yield {"query": f"{one} + {two} =", "solution": str(one + two)}
+def sums(least, largest):
+    """A loader of sums of two numbers."""
+
+    def load(split="train", seed=42):
+        rng = random.Random(seed)
+        for _ in range(2000):
+            one, two = rng.randint(least, largest), rng.randint(least, largest)
+            yield {"query": f"{one} + {two} =", "solution": str(one + two)}
+
+    return load
 
 
-register_dataset(DatasetMeta(dataset_name="sums_two", loader=load_sums, preprocess_func=Prompt()))
+register_dataset(DatasetMeta(dataset_name="sums_one", loader=sums(1, 9), preprocess_func=Prompt()))
+register_dataset(DatasetMeta(dataset_name="sums_two", loader=sums(10, 99), preprocess_func=Prompt()))
 orms |= {"unreachable": Unreachable, "same": Same, "noise": Noise, "sum": Sum}

@@ -150,15 +150,15 @@ class Difficulty(Sampler):
     def __init__(self, rows: Sequence[Row], args: Any) -> None:
         super().__init__(rows, args)
         self._calls = 0
-        self._last: dict[int, int] = {}  # by row: the call that chose it last
-        self._rates: dict[int, float] = {}  # by row: its pass rate, where it was told of since then
+        self._last: dict[int, int] = {}  # by row: the call that chose it last; of those in `_rates` or not rested
+        self._rates: dict[int, float] = {}  # by row: its pass rate if `between`, where it was told of since then
 
     def next(self, count: int) -> list[int]:
         self._calls += 1
-        low, high = self.between
-        fit = [row for row, rate in self._rates.items() if low <= rate <= high and self._rested(row)]
+        self._last = {row: at for row, at in self._last.items() if row in self._rates or not self._rested(row)}
+        fit = [row for row in self._rates if self._rested(row)]
         most = int(count * self.known)
-        rows = heapq.nsmallest(most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last[row]))
+        rows = heapq.nsmallest(most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last.get(row, 0)))
         others = (self.order.draw() for _ in range(len(self.rows)))
         taken = set(rows)
         rows += islice((row for row in others if row not in taken and self._rested(row)), count - len(rows))
@@ -172,7 +172,8 @@ class Difficulty(Sampler):
         return self._calls - self._last.get(row, -self.rest) > self.rest
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
-        self._rates.update((one.row, one.pass_rate) for one in outcomes)
+        low, high = self.between
+        self._rates.update((one.row, one.pass_rate) for one in outcomes if low <= one.pass_rate <= high)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"calls": self._calls, "last": [*self._last.items()], "rates": [*self._rates.items()]}

@@ -198,6 +198,14 @@ def test_difficulty_takes_rows_of_one_half_first_and_rests_them() -> None:
     )
 
 
+def test_difficulty_keeps_only_what_may_come_again() -> None:
+    """A checkpoint does not grow by every row that was ever chosen."""
+    one = sampler("difficulty", 1000)
+    for _ in range(50):
+        one.tell(told(dict.fromkeys(one.next(8), 0.0)))
+    assert len(one.state_dict()["last"]) <= 5 * 8 and one.state_dict()["rates"] == []
+
+
 def test_a_few_rows_are_enough_for_every_sampler() -> None:
     for name in samplers:
         one = sampler(name, 3)
