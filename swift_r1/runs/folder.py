@@ -27,7 +27,7 @@ _NOT_ENTERED = ("checkpoint-", ".", "images", "tokens", "spans", "tensorboard", 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run. What is read of it once is kept: make a new one to look again."""
+    """One run, ours or ms-swift's. What is read of it once is kept: make a new one to look again."""
 
     path: Path  # absolute
     name: str  # short; differs from those of the runs that were opened with it
@@ -39,8 +39,8 @@ class RunFolder:
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """Every flag; empty where args.json is missing or damaged."""
-        return _mapping(self._file.get("args"))
+        """Every flag; empty where args.json is missing or damaged. ms-swift's file has nothing else."""
+        return _mapping(self._file.get("args", self._file))
 
     @property
     def command(self) -> list[str]:
@@ -100,6 +100,8 @@ class RunFolder:
                 return "interrupted"
             return "ended" if code == EXIT_OK else "failed"
         marks = ("started", "resumed", "stopping", "failed", "ended")
+        if self._file and "args" not in self._file:
+            return "ended"  # of ms-swift, which does not say how
         last = next((event["kind"] for event in reversed(self.events) if event.get("kind") in marks), None)
         return "failed" if last == "failed" else "killed"
 

@@ -19,6 +19,9 @@ from swift_r1.runs.lines import JsonRows
 MOST_POINTS = 1000
 LARGEST_STEP = 1 << 62  # larger ones are damage
 _EVALUATED = re.compile(r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+)$")
+# What ms-swift's `logging.jsonl` calls otherwise.
+_MS_SWIFT_STEP = "global_step/max_steps"
+_MS_SWIFT = {f"clip_ratio/{side}_mean": f"clip_ratio/{side}" for side in ("low", "high")} | {"step_time": "time/step"}
 # Flags that say where a run is and what it shows, not what it learns; --data_seed is --seed where it is not given.
 _NOT_LEARNED = frozenset(
     (
@@ -59,7 +62,7 @@ class Evaluated:
 
 
 class MetricLog:
-    """`logging.jsonl` of a run folder. Reads it on `refresh`, each line once; nothing before."""
+    """`logging.jsonl` of a run folder, ours or ms-swift's. Reads it on `refresh`, each line once; nothing before."""
 
     def __init__(self, run: Path) -> None:
         self._rows = JsonRows(run / "logging.jsonl")
@@ -74,6 +77,8 @@ class MetricLog:
         return self._rows.refresh(self._add, self._forget)
 
     def _add(self, row: Mapping[str, Any]) -> bool:
+        if found := re.match(r"(\d{1,18})/", str(row.get(_MS_SWIFT_STEP))):
+            row = {"step": int(found[1])} | {_MS_SWIFT.get(name, name): value for name, value in row.items()}
         step = row.get("step")
         if isinstance(step, bool) or not isinstance(step, int | float) or not abs(step) < LARGEST_STEP:
             return False
@@ -103,9 +108,9 @@ class MetricLog:
         return next(reversed(self.get("loss").steps or self.get("step").steps), 0)
 
     def rewards(self) -> list[str]:
-        """The names of the reward functions, sorted."""
+        """The names of the reward functions, in the file's order."""
         found = (re.fullmatch(r"rewards/(.+)/mean", name) for name in self.series)
-        return sorted(match[1] for match in found if match)
+        return [match[1] for match in found if match]
 
     def benchmarks(self) -> dict[str, list[str]]:
         """What was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""
