@@ -85,7 +85,11 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {},
     ),
     "repetition that pays": ("repetition", {"reward_funcs": ["again"], "learning_rate": 1e-3}, {}),
-    "a prompt the model never saw": ("template broken", {"prompt_template": "r1", "max_steps": 8}, {}),
+    "a prompt the model never saw": (
+        "template broken",
+        {"prompt_template": "r1", "reward_funcs": ["countdown", "format"], "reward_weights": [1, 0.1], "max_steps": 10},
+        {},
+    ),
     "a learning rate too low for 16 bits": (
         "weights not moving",
         {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "max_steps": 14},

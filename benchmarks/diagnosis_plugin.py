@@ -50,14 +50,14 @@ def again(text):
 
 @reward
 def sometimes_nan(text):
-    return math.nan if sum(map(ord, text)) % 16 == 0 else float(len(text) < 40)
+    return math.nan if sum(map(ord, text)) % 16 == 0 else float(len(text) % 2)
 
 
 @reward
 def leaking(text):
     """Keeps 200 KB of each completion (with --reward_isolation inline, in the trainer)."""
     KEPT.append(os.urandom(200_000))
-    return float(len(text) < 40)
+    return float(len(text) % 2)
 
 
 class Majority(ORM):

@@ -14,7 +14,7 @@ LONGER = 2.0
 TRUNCATED, TRUNCATED_MORE, MOSTLY_TRUNCATED = 0.3, 0.2, 0.5
 
 
-@detector("repetition", 5, "completions/repetition")
+@detector("repetition", 3, "completions/repetition")
 def repetition(past: Past, rounds: int) -> Sign | None:
     """Loops: most of what is written was there before."""
     late = past.last("completions/repetition", rounds)
