@@ -5,7 +5,7 @@
     done
     python benchmarks/samplers.py output/samplers --model 'models/demo-{seed}' --samplers uniform difficulty
     python benchmarks/samplers.py output/samplers-half --model 'models/demo-{seed}' --samplers uniform difficulty \
-        --dataset half_unsolvable
+        --completions 128 --steps 120 --eval_steps 28 --dataset half_unsolvable
 
 For each seed its model is trained with each sampler, all else as in `examples/countdown_demo`; flags that are not its
 own go to `swift rlhf`. A run that was ended goes on, and one that is over is not done again. A row is a sampler: its
