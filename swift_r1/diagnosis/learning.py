@@ -10,7 +10,7 @@ from swift_r1.diagnosis.past import Change, Past, Sign, detector
 SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
-CONSTANT = 10  # rounds
+NEVER = 10  # rounds in which the first function gave nothing
 LOW_ENTROPY, LESS_ENTROPY = 0.1, 0.4  # nats a token; against the first rounds
 
 
@@ -44,7 +44,7 @@ def _solved(past: Past, name: str, rounds: int) -> bool:
 
 @detector("rewards saturated", 8, "frac_reward_zero_std", "rewards/*/std")
 def rewards_saturated(past: Past, rounds: int) -> Sign | None:
-    """All completions earn the same: too easy, or a function that has never told two completions apart."""
+    """All completions earn the same: too easy, or a function that does not tell two completions apart."""
     silent = _silent(past, rounds)
     if silent and _solved(past, name := past.trained, rounds):
         other = past.last(f"{past.right}/mean", rounds) if name != past.right else []
@@ -54,18 +54,6 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
             + (f", and {past.right.removeprefix('rewards/')} {fmean(other):.3g}" if other else ""),
             "it is learned: stop; or harder prompts, or look whether the reward function accepts anything",
         )
-    if silent or len(past.rewards) < 2 or past.rounds < CONSTANT:
-        return None
-    for name in past.rewards:
-        if any(spread > 0 for spread in past.log.get(f"{name}/std").values):  # nearly always the first one is
-            continue
-        means = past.values(f"{name}/mean", 0)
-        if means and math.isclose(min(means), max(means)):
-            return Sign(
-                f"reward {name.removeprefix('rewards/')} was {means[0]:g} for every completion since the first: it "
-                "teaches nothing",
-                "try the function on wrong answers (swift check), or leave it out",
-            )
     return None
 
 
@@ -75,7 +63,7 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     entropy, right = past.change("entropy", rounds), past.change(f"{past.right}/mean", rounds)
     if entropy is None or max(entropy.late) > min(LOW_ENTROPY, LESS_ENTROPY * fmean(entropy.early)):
         return None
-    if _solved(past, past.right, rounds) or (right is not None and right.rise > 0):
+    if _solved(past, past.right, rounds) or (right is not None and right.gain > 0):
         return None
     return Sign(
         f"entropy {fmean(entropy.late):.2g} nats a token, at first {fmean(entropy.early):.2g}, without more reward",
@@ -94,6 +82,17 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
 )
 def no_signal(past: Past, rounds: int) -> Sign | None:
     """Groups are all right or all wrong: their advantages are 0. With a critic they may differ from each other."""
+    advice = (
+        "easier prompts, a solved example in the prompt, more --num_generations, a reward for the format or for a part "
+        "of the answer, --dynamic_sample true; swift forecast tells before a run"
+    )
+    earned = [past.values(f"{past.right}/{name}", 0) for name in ("mean", "std")]
+    if past.rounds >= NEVER and len(past.rewards) > 1 and all(earned) and not any(map(any, earned)):
+        return Sign(
+            f"reward {past.right.removeprefix('rewards/')} was 0 for every completion since the first: only other "
+            "rewards can rise",
+            advice,
+        )
     silent = _silent(past, rounds)
     if not silent or (past.args.get("rlhf_type") == "ppo" and any(past.last(f"{past.right}/std", rounds))):
         return None
@@ -108,8 +107,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
     return Sign(
         f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward is "
         f"{fmean(past.last('reward', rounds) or [math.nan]):.3g}",
-        "easier prompts, a solved example in the prompt, more --num_generations, a reward for the format or for a part "
-        "of the answer, --dynamic_sample true; swift forecast tells before a run",
+        advice,
     )
 
 

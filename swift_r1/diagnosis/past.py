@@ -29,12 +29,15 @@ class Change(NamedTuple):
     late: Sequence[float]
 
     @property
+    def gain(self) -> float:
+        """How much the late mean is above the early one."""
+        return fmean(self.late) - fmean(self.early)
+
+    @property
     def rise(self) -> float:
-        """How much the late mean is above the early one, beyond twice its standard error; negative for a fall, 0 within
-        the noise."""
+        """The gain beyond twice its standard error; negative for a fall, 0 within the noise."""
         noise = max(map(pstdev, self)) * math.sqrt(1 / len(self.early) + 1 / len(self.late))
-        gain = fmean(self.late) - fmean(self.early)
-        return math.copysign(max(0.0, abs(gain) - 2 * noise), gain)
+        return math.copysign(max(0.0, abs(self.gain) - 2 * noise), self.gain)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
 def length_explosion(past: Past, rounds: int) -> Sign | None:
     """Longer and longer, and no better: where length helps, the first reward rises with it."""
     length, right = past.change("completions/mean_length", rounds), past.change(f"{past.right}/mean", rounds)
-    if length is None or min(length.late) < LONGER * fmean(length.early) or right is None or right.rise > 0:
+    if length is None or min(length.late) < LONGER * fmean(length.early) or right is None or right.gain > 0:
         return None
     return Sign(
         f"completions have {fmean(length.late):.0f} tokens, at first {fmean(length.early):.0f}, and reward "

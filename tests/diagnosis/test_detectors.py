@@ -177,15 +177,16 @@ def test_dynamic_sampling_and_a_critic(tmp_path: Path) -> None:
     assert diagnosed(tmp_path / "c", rows_of(fault, 20), rlhf_type="ppo").findings == {}
 
 
-def test_a_function_that_never_told_completions_apart(tmp_path: Path) -> None:
+def test_a_task_whose_reward_never_comes(tmp_path: Path) -> None:
+    """While others differ; one of those that is always given, as a format may be, is no fault."""
+    never = {"rewards/right/mean": 0.0, "rewards/right/std": 0.0}
+    rows = rows_of(never | {"rewards/other/mean": 0.5, "rewards/other/std": 0.5}, 20)
+    found = diagnosed(tmp_path / "never", rows).findings
+    assert list(found) == ["no signal"] and "reward right was 0 for every completion" in found["no signal"].evidence
+    rows = rows_of(never | {"rewards/right/mean": lambda number: 0.1 * (number == 1)}, 20)
+    assert diagnosed(tmp_path / "once", rows).findings == {}
     rows = rows_of({"rewards/other/mean": 1.0, "rewards/other/std": 0.0}, 20)
-    found = diagnosed(tmp_path, rows)
-    assert (
-        list(found.findings) == ["rewards saturated"]
-        and "reward other was 1 for every" in found.findings["rewards saturated"].evidence
-    )
-    rows = rows_of({"rewards/other/mean": lambda number: number / 20, "rewards/other/std": 0.0}, 20)
-    assert diagnosed(tmp_path / "another value each round", rows).findings == {}
+    assert diagnosed(tmp_path / "format", rows).findings == {}
 
 
 def test_whatever_a_log_holds(tmp_path: Path) -> None:
