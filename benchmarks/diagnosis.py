@@ -68,7 +68,7 @@ FAULTS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         {"reward_funcs": ["countdown", "longer"], "reward_weights": [0.1, 1], "max_steps": 30},
         {},
     ),
-    "too short a limit": ("truncation", {"max_completion_length": 24, "max_steps": 12}, {}),
+    "too short a limit": ("truncation", {"max_completion_length": 23, "max_steps": 12}, {}),
     "a learning rate ten times too high": ("KL running off", {"learning_rate": 3e-3, "beta": 1e-3}, {}),
     "sixteen passes over a round": ("ratios off", {"num_iterations": 16, "max_steps": 96, "learning_rate": 1e-3}, {}),
     "weights that never arrive": ("engine mismatch", {}, {"environ": {"DIAGNOSIS_FAULT": "stale engine"}}),
