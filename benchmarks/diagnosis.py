@@ -12,6 +12,7 @@ the detectors read of each run, with four digits, to a file that tests read.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -148,8 +149,9 @@ def _hinder(launcher: int, ended: threading.Event) -> None:
     rank = None
     while rank is None and not ended.wait(0.2):
         for one in psutil.Process(launcher).children(recursive=True):
-            if one.environ().get("RANK") == "1" and "swift_r1.training.worker" in one.cmdline():
-                rank = one
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if one.environ().get("RANK") == "1" and "swift_r1.training.worker" in one.cmdline():
+                    rank = one
     try:
         while rank is not None and not ended.is_set():
             rank.send_signal(signal.SIGSTOP)
