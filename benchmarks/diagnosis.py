@@ -168,6 +168,7 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     log.refresh()
     wanted = {name for one in DETECTORS for name in one.metrics(log)} | {"step", "loss", "reward", "grad_norm"}
     wanted |= {"learning_rate", "completions/mean_length", "rollout/kept_mass", "dynamic_sample/kept_without_signal"}
+    wanted |= {"time/slowest_rank", "time/slowest_server"}
     wanted |= {name for name in log.series if name.startswith("rewards/") and name.endswith(("/mean", "/std"))}
     wanted |= {name for name in log.series if name.startswith("eval/") and "avg@" in name}
     rows, _ = read_rows(run.path / "logging.jsonl")
@@ -184,7 +185,7 @@ def recorded(run: RunFolder) -> dict[str, Any]:
     return {
         "args": {name: run.args.get(name) for name in args},
         "plan": {name: run.plan.get(name) for name in plan},
-        "log": [{name: _rounded(row[name]) for name in row if name in wanted} for row in rows],
+        "log": {name: [_rounded(row.get(name)) for row in rows] for name in sorted(wanted & set().union(*rows))},
     }
 
 
