@@ -15,6 +15,7 @@ from swift_r1.runs.standing import duration, standing
 from swift_r1.sweep.judging import Ranked
 from swift_r1.sweep.running import State, Sweep, SweepRun
 
+_POINT = 40  # columns for a point's name, at least, where it needs them
 _STYLES: dict[State, str] = {
     "running": "bold",
     "stopping": "bold",
@@ -60,7 +61,7 @@ def runs_table(sweep: Sweep) -> RichTable:
 def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
     """The points and how sure their order is, as a report says it."""
     metric, over, runs = sweep.args.metric, sweep.args.over, sweep.runs
-    rows, unranked = [], list(dict.fromkeys(run.plan.point for run in runs))
+    rows, reasons, unranked = [], [], list(dict.fromkeys(run.plan.point for run in runs))
     for one in order:
         interval = "" if one.half_width is None else f" ± {one.half_width:.2g}"
         spread = f"{min(one.values):.4g} to {max(one.values):.4g}"
@@ -71,13 +72,15 @@ def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
         ended = sum(run.state == "ended" for run in own)
         why = sweep.stopped.get(point) or next((run.why for run in own if run.why), "")
         what = "stopped" if point in sweep.stopped else "not all have ended" if ended < len(own) else f"no {metric}"
-        rows.append([point, "", "", f"{ended} of {len(own)}", ": ".join(filter(None, (what, why)))])
+        rows.append([point, "", "", f"{ended} of {len(own)}", what])
+        if why:
+            reasons.append(Note(f"{point}: {what}: {why}."))
     text = (
-        f"{metric} is the mean over the last {over} steps of each run; ± is half of the 95 % interval of the mean over "
-        "seeds (Student). Worse than the best: by Welch's test at 5 %, divided by the number of comparisons. "
+        f"The mean is of {metric} over the last {over} steps of each run; ± is half of its 95 % interval over seeds "
+        "(Student). Worse than the best: by Welch's test at 5 %, divided by the number of comparisons. "
     )
-    table = Table(["point", metric, "lowest to highest", "seeds", "against the best"], rows)
-    return Section("The sweep", [table, Note(text + _verdict(order))])
+    table = Table(["point", "mean", "lowest to highest", "seeds", "against the best"], rows)
+    return Section("The sweep", [table, *reasons, Note(text + _verdict(order))])
 
 
 def _verdict(order: Sequence[Ranked]) -> str:
@@ -95,8 +98,10 @@ def print_section(found: Section, console: Console) -> None:
     for block in found.blocks:
         if isinstance(block, Table):
             table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+            longest = max((len(row[0]) for row in block.rows), default=0)
             for place, name in enumerate(block.head):
-                table.add_column(name, overflow="fold", justify="right" if 0 < place < 4 else "left")
+                least = 0 if place else min(longest, _POINT)
+                table.add_column(name, overflow="fold", justify="right" if 0 < place < 4 else "left", min_width=least)
             for row in block.rows:
                 table.add_row(*map(Text, row))
             console.print(table)

@@ -10,7 +10,7 @@ import pytest
 from swift_r1.arguments import parse_arguments
 from swift_r1.arguments.sweep import SweepArguments
 from swift_r1.errors import UsageError
-from swift_r1.report.blocks import Table
+from swift_r1.report.blocks import Note, Table
 from swift_r1.sweep.points import plan_runs
 from swift_r1.sweep.running import Sweep
 from swift_r1.sweep.table import section
@@ -52,10 +52,14 @@ def test_why_a_point_is_not_ranked(tmp_path: Path) -> None:
     sweep = made(tmp_path, "runs: [{name: a}, {name: b}, {name: c}]", stopped)
     failed, ended = (run for run in sweep.runs if run.plan.point == "a")
     failed.state, failed.why, ended.state = "failed", "the disk is full", "ended"
-    [table, _] = section(sweep, []).blocks
+    [table, *reasons, _] = section(sweep, []).blocks
     assert isinstance(table, Table)
     assert [(row[0], row[3], row[4]) for row in table.rows] == [
-        ("a", "1 of 2", "not all have ended: the disk is full"),
-        ("b", "0 of 2", "stopped: reward 0 at step 3, below 1"),
+        ("a", "1 of 2", "not all have ended"),
+        ("b", "0 of 2", "stopped"),
         ("c", "0 of 2", "not all have ended"),
+    ]
+    assert reasons == [
+        Note("a: not all have ended: the disk is full."),
+        Note("b: stopped: reward 0 at step 3, below 1."),
     ]
