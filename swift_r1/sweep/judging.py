@@ -31,7 +31,7 @@ def hopeless(
     """The points to stop, each with the reason.
 
     A point is looked at at the last step that all of its runs have reached, those aside that have not reached `after`
-    yet; it is set against the others' runs that have come as far, at that same step.
+    yet; against another, at the last of these steps that a run of that has reached too, with all that have.
 
     Args:
         points: of each point the metric of the runs that have begun.
@@ -44,15 +44,18 @@ def hopeless(
         if not known:
             continue
         step = min(map(_last, known))
-        value = _mean(known, step, over)
-        as_far = {name: [run for run in theirs if _last(run) >= step] for name, theirs in points.items()}
-        means = {name: _mean(theirs, step, over) for name, theirs in as_far.items() if name != point}
-        others = {name: mean for name, mean in means.items() if math.isfinite(mean)}
-        best = max(others, key=others.__getitem__, default=None)
-        if below is not None and value < below:
+        if below is not None and (value := _mean(known, step, over)) < below:
             found[point] = f"{value:.4g} at step {step}, below {below:g}"
-        elif behind is not None and best is not None and value < others[best] - behind:
-            found[point] = f"{value:.4g} at step {step}, more than {behind:g} behind {best} ({others[best]:.4g})"
+            continue
+        worst = 0.0
+        for name, theirs in points.items():
+            at = min(step, max(map(_last, theirs), default=0))
+            if behind is None or name == point or at < after:
+                continue
+            value, other = _mean(known, at, over), _mean([run for run in theirs if _last(run) >= at], at, over)
+            if other - value > max(behind, worst):
+                worst = other - value
+                found[point] = f"{value:.4g} at step {at}, more than {behind:g} behind {name} ({other:.4g})"
     return found
 
 

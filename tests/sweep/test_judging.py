@@ -33,6 +33,10 @@ def test_a_point_is_set_against_the_best_at_the_same_step() -> None:
     }
     assert hopeless({"rising": [rising], "slow": [slow]}, **rule | {"behind": 0.9}) == {}
     assert hopeless({"rising": [rising], "slow": [series(0, 0)]}, **rule) == {}
+    # The one that is ahead is looked at where the other has come to.
+    assert hopeless({"rising": [rising], "ahead": [series(*[0] * 9)]}, **rule) == {
+        "ahead": "0 at step 6, more than 0.5 behind rising (3.5)"
+    }
     assert hopeless({"slow": [slow]}, **rule) == {}  # nothing to compare with
     assert hopeless({"slow": [slow]}, **rule | {"behind": None, "below": 0.7}) == {"slow": "0.6 at step 4, below 0.7"}
     assert hopeless({"none": [series(math.nan, math.nan, math.nan)], "rising": [rising]}, **rule) == {}
