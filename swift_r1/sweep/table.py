@@ -15,7 +15,7 @@ from swift_r1.runs.standing import duration, standing
 from swift_r1.sweep.judging import Ranked
 from swift_r1.sweep.running import State, Sweep, SweepRun
 
-_POINT = 40  # columns for a point's name, at least, where it needs them
+_NAME = 40  # columns for the name of a run or point, at least, where it needs them
 _STYLES: dict[State, str] = {
     "running": "bold",
     "stopping": "bold",
@@ -43,7 +43,8 @@ def runs_table(sweep: Sweep) -> RichTable:
     states: tuple[State, ...] = ("ended", "stopped", "failed", "running", "waiting")
     counts = ", ".join(f"{number} {state}" for state in states if (number := sweep.count(state)))
     table = RichTable(title=f"{counts}{rest}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", overflow="fold")
+    longest = max((len(run.plan.name) for run in sweep.runs), default=0)
+    table.add_column("run", overflow="fold", min_width=min(longest, _NAME))
     for name in ("state", "progress"):
         table.add_column(name, no_wrap=True)
     for name in (sweep.args.metric, "time"):
@@ -100,7 +101,7 @@ def print_section(found: Section, console: Console) -> None:
             table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
             longest = max((len(row[0]) for row in block.rows), default=0)
             for place, name in enumerate(block.head):
-                least = 0 if place else min(longest, _POINT)
+                least = 0 if place else min(longest, _NAME)
                 table.add_column(name, overflow="fold", justify="right" if 0 < place < 4 else "left", min_width=least)
             for row in block.rows:
                 table.add_row(*map(Text, row))
