@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,12 +129,16 @@ def test_rows_without_tests_get_no_opinion(code: Code) -> None:
 
 
 def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> None:
-    for process in psutil.Process(code.sandbox._process.pid).children(recursive=True):
-        process.kill()
-    tests = scripts(("", "1"))
-    with pytest.raises(SandboxError, match="broke"):
-        code([fenced("print(1)")], verification_info=[tests])
-    assert code([fenced("print(1)")], verification_info=[tests]) == [1.0]
+    [first] = psutil.Process(code.sandbox._process.pid).children()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))])
+        deadline = time.monotonic() + 20
+        while all(one.cpu_times().user < 0.1 for one in first.children()[-1].children()):
+            assert time.monotonic() < deadline
+        first.kill()
+        with pytest.raises(SandboxError, match="broke"):
+            running.result(20)
+    assert code([fenced("print(1)")], verification_info=[scripts(("", "1"))]) == [1.0]
 
 
 def test_it_ends_with_its_process() -> None:
@@ -178,6 +183,17 @@ def refused(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = REFUSING + f"import sys\nsys.argv = {['swift', command, *arguments]!r}\n"
     script += "from swift_r1.cli.main import main\nsys.exit(main())"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+
+
+def test_swift_check_shows_what_the_reward_gives(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    data.write_text(json.dumps(row) + "\n")
+    gold = fenced("print(sum(map(int, input().split())))")
+    command = [sys.executable, "-m", "swift_r1", "check", "--reward_funcs", "code", "--dataset", str(data)]
+    ran = subprocess.run([*command, "--gold", gold, "--json"], capture_output=True, text=True, cwd=REPOSITORY)
+    [report] = json.loads(ran.stdout)["rewards"]
+    assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
 
 
 def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from swift_r1.rewards.sandbox.box import Run, Sandbox
 FOLDER = Path(__file__).parent / "escapes"
 PRELUDE = (FOLDER / "prelude.txt").read_text()
 SECRET = "canary-4f1c"
-MEMORY = 1 << 30
+MEMORY = 256 << 20
 # Linux counts no processes of the machine's own root; such a sandbox is made only where root has no other user.
 UNCOUNTED = ("many_threads", "threads_with_small_stacks")
 
@@ -94,7 +94,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targets]:
     bystander.wait()
 
 
-@pytest.fixture(scope="module", params=["nobody", "self"])
+@pytest.fixture(scope="module", params=["nobody", pytest.param("self", marks=pytest.mark.long)])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[tuple[Sandbox, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWIFT_R1_ESCAPES_TOKEN", SECRET)

@@ -92,7 +92,9 @@ class Sandbox:
             env=_ENVIRONMENT,
             cwd="/",
             pass_fds=[theirs.fileno()],
-            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         theirs.close()
         self._end = weakref.finalize(self, _end, self._process, self._control)

@@ -210,8 +210,10 @@ def _become(run: dict[str, Any], given: int, found: int, prelude: types.CodeType
         os.dup2(found, 3 if returns else 1)  # 1 and 2 are /dev/null
         os.closerange(4 if returns else 3, _OPEN_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
-        streams = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+        streams = {"stdin": open(0), "stdout": open(1, "w"), "stderr": open(2, "w", buffering=1)}  # noqa: SIM115
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
         sys.argv = sys.orig_argv = ["program.py"]
         for name in [name for name in sys.modules if name.startswith("swift_r1")]:
             del sys.modules[name]
@@ -234,7 +236,8 @@ def _ended(run: dict[str, Any], prelude: types.CodeType) -> int:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.__stdout__):
-            stream.flush()
+            if stream is not None:
+                stream.flush()
     except BaseException:  # noqa: BLE001
         code = code or 1
     return code & 0xFF
