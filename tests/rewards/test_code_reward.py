@@ -116,6 +116,10 @@ def test_a_program_that_hangs_is_wrong_and_not_late(code: Code) -> None:
     assert time.monotonic() - started < 5.0  # all ten tests together, before --reward_timeout
 
 
+def test_processor_time_ends_a_program_before_wall_time_does(code: Code) -> None:
+    assert code.sandbox.run(Run("while True: pass", seconds=60, cpu_seconds=1)).status == -9
+
+
 def test_memory_is_limited_by_the_flag(code: Code) -> None:
     tests = scripts(("", "1"))
     small, large = fenced("x = bytearray(100 << 20)\nprint(1)"), fenced("x = bytearray(300 << 20)\nprint(1)")
