@@ -1,0 +1,1 @@
+"""Programs of a model, run where they can reach nothing (docs/sandbox.md); `box.py` is the outside of it."""

@@ -1,0 +1,82 @@
+"""Which system calls a program may make: a seccomp filter (classic BPF), for x86-64.
+
+Only what is listed passes; all else answers "not implemented", as a kernel without it does, so that libraries take
+their other way. No process can be started (`clone` makes threads only), no program loaded, no socket made but a pair
+within the process; nothing can be mounted, traced, attached, or kept in the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+MACHINE = "x86_64"
+_ARCHITECTURE = 0xC000003E  # AUDIT_ARCH_X86_64
+
+_FILES = dict(
+    read=0, write=1, readv=19, writev=20, pread64=17, pwrite64=18, preadv=295, pwritev=296, preadv2=327,
+    pwritev2=328, close=3, close_range=436, lseek=8, dup=32, dup2=33, dup3=292, pipe=22, pipe2=293, fcntl=72,
+    flock=73, fsync=74, fdatasync=75, truncate=76, ftruncate=77, fadvise64=221, sendfile=40, copy_file_range=326,
+    open=2, openat=257, creat=85, stat=4, lstat=6, fstat=5, newfstatat=262, statx=332, statfs=137, fstatfs=138,
+    access=21, faccessat=269, faccessat2=439, getdents64=217, getcwd=79, chdir=80, fchdir=81, mkdir=83, mkdirat=258,
+    rmdir=84, rename=82, renameat=264, renameat2=316, link=86, linkat=265, unlink=87, unlinkat=263, symlink=88,
+    symlinkat=266, readlink=89, readlinkat=267, chmod=90, fchmod=91, fchmodat=268, umask=95, utimensat=280,
+    futimesat=261, utime=132, utimes=235, select=23, pselect6=270, poll=7, ppoll=271, epoll_create=213,
+    epoll_create1=291, epoll_ctl=233, epoll_wait=232, epoll_pwait=281, epoll_pwait2=441, eventfd2=290, signalfd4=289,
+    sendto=44, recvfrom=45, sendmsg=46, recvmsg=47, shutdown=48, getsockname=51, getpeername=52, getsockopt=55,
+)  # fmt: skip
+_PROCESS = dict(
+    mmap=9, munmap=11, mremap=25, mprotect=10, madvise=28, msync=26, brk=12, rt_sigaction=13, rt_sigprocmask=14,
+    rt_sigreturn=15, rt_sigpending=127, rt_sigtimedwait=128, rt_sigsuspend=130, sigaltstack=131, pause=34, kill=62,
+    tkill=200, tgkill=234, restart_syscall=219, getpid=39, getppid=110, gettid=186, getuid=102, geteuid=107,
+    getgid=104, getegid=108, getresuid=118, getresgid=120, getgroups=115, getpgrp=111, getpgid=121, getsid=124,
+    getpriority=140, getrlimit=97, prlimit64=302, getrusage=98, sysinfo=99, uname=63, sched_yield=24,
+    sched_getaffinity=204, sched_getparam=143, sched_getscheduler=145, futex=202, set_robust_list=273,
+    get_robust_list=274, set_tid_address=218, rseq=334, membarrier=324, arch_prctl=158, getrandom=318, exit=60,
+    exit_group=231, wait4=61, waitid=247,
+)  # fmt: skip
+_CLOCKS = dict(
+    nanosleep=35, clock_nanosleep=230, clock_gettime=228, clock_getres=229, gettimeofday=96, time=201, times=100,
+    alarm=37, setitimer=38, getitimer=36, timer_create=222, timer_settime=223, timer_gettime=224,
+    timer_getoverrun=225, timer_delete=226, timerfd_create=283, timerfd_settime=286, timerfd_gettime=287,
+)  # fmt: skip
+_CLONE, _IOCTL, _PRCTL, _SOCKETPAIR = 56, 16, 157, 53
+_CLONE_THREAD = 0x00010000
+# What may be asked of them. ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; prctl: PR_SET_NAME,
+# PR_GET_NAME; socketpair: AF_UNIX. Each: number, position of the argument, values.
+_LIMITED = (
+    (_IOCTL, 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
+    (_PRCTL, 0, (15, 16)),
+    (_SOCKETPAIR, 0, (1,)),
+)
+
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # of <linux/bpf_common.h>
+_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS
+_Instruction = tuple[int, int, int, int]  # code, instructions to leave out if true, if false, operand
+
+
+def call_filter() -> bytes:
+    """The filter, as an array of `struct sock_filter` in this machine's byte order."""
+    program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL)]
+    program.append((_LOAD, 0, 0, 0))
+    for number in (*_FILES.values(), *_PROCESS.values(), *_CLOCKS.values()):
+        program += _if_equal(number, [(_RETURN, 0, 0, _ALLOW)])
+    program += _if_equal(_CLONE, [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), *_refused()])
+    for number, position, values in _LIMITED:
+        allowed = [step for value in values for step in _if_equal(value, [(_RETURN, 0, 0, _ALLOW)])]
+        program += _if_equal(number, [*_argument(position), *allowed, *_refused()])
+    program += _refused()
+    return b"".join(struct.pack("HBBI", *step) for step in program)
+
+
+def _if_equal(value: int, then: list[_Instruction]) -> list[_Instruction]:
+    return [(_EQUAL, 0, len(then), value), *then]
+
+
+def _argument(position: int) -> list[_Instruction]:
+    """Loads the lower half, all that these calls look at."""
+    return [(_LOAD, 0, 0, 16 + 8 * position)]
+
+
+def _refused() -> list[_Instruction]:
+    return [(_RETURN, 0, 0, _REFUSE)]

@@ -1,0 +1,86 @@
+"""The system calls of Linux that Python does not have: namespaces, mounts, privileges. Each raises OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+from typing import Any
+
+NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = (
+    *(0x00020000, 0x04000000, 0x08000000),
+    *(0x10000000, 0x20000000, 0x40000000),
+)
+NO_SUID, NO_DEVICES, NO_EXEC, BIND, RECURSIVE, PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000  # <sys/mount.h>
+
+_SYS_CAPSET, _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 126, 155, 442  # x86-64
+_SET_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _CLEAR_AMBIENT, _DROP_FROM_BOUNDS = 1, 38, 22, (47, 4), 24
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(what: str, result: int) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(spaces: int) -> None:
+    _checked("unshare", _libc.unshare(ctypes.c_int(spaces)))
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    _checked(f"mount on {target}", _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]))
+
+
+def seal_mounts(path: str) -> None:
+    """Makes all mounts from `path` down read-only, their setuid bits without effect. Linux 5.12."""
+    wanted = struct.pack("4Q", 0x1 | NO_SUID, 0, 0, 0)  # struct mount_attr: set, clear, propagation, user namespace
+    _syscall("mount_setattr", _SYS_MOUNT_SETATTR, -100, os.fsencode(path), 0x8000, wanted, len(wanted))
+
+
+def enter_root(path: str) -> None:
+    """`path`, a mount, becomes the root, and nothing of the old one stays."""
+    os.chdir(path)
+    _syscall("pivot_root", _SYS_PIVOT_ROOT, b".", b".")
+    _checked("umount", _libc.umount2(b".", 2))  # MNT_DETACH: the old root, which now lies over the new one
+    os.chdir("/")
+
+
+def drop_privileges(user: int | None) -> None:
+    """Becomes `user` (and the group of that number), without capabilities and with no way to get any."""
+    for capability in range(64):
+        if _libc.prctl(_DROP_FROM_BOUNDS, ctypes.c_ulong(capability), 0, 0, 0) == -1:
+            break  # the kernel knows no more of them
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    _syscall("capset", _SYS_CAPSET, struct.pack("Ii", 0x20080522, 0), bytes(24))
+    _prctl(*_CLEAR_AMBIENT, 0)
+    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+
+
+def end_with_parent() -> None:
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def filter_calls(program: bytes) -> None:
+    """Puts a seccomp filter, an array of `struct sock_filter`, over this process for good."""
+    code = ctypes.create_string_buffer(program, len(program))
+    whole = _SockFprog(len(program) // 8, ctypes.addressof(code))
+    _prctl(_SET_SECCOMP, 2, ctypes.addressof(whole))
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def _prctl(option: int, first: int, second: int = 0) -> None:
+    _checked(f"prctl {option}", _libc.prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0))
+
+
+def _syscall(what: str, number: int, *arguments: Any) -> None:
+    plain = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    _checked(what, _libc.syscall(ctypes.c_long(number), *plain))

@@ -1,0 +1,219 @@
+"""The rewards `code` and `binary_code`: shares of tests passed, cheats that pass none, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from swift_r1.rewards import orms
+from swift_r1.rewards.code import Code
+from swift_r1.rewards.sandbox import box
+from swift_r1.rewards.sandbox.box import Run, Sandbox, SandboxError
+
+FOLDER = Path(__file__).parent / "escapes"
+REPOSITORY = Path(__file__).parents[2]
+HIDDEN = "right-only-outside"
+
+
+def fenced(program: str) -> str:
+    return f"<think>so</think>\n<answer>```python\n{program}\n```</answer>"
+
+
+def scripts(*pairs: tuple[str, str]) -> dict[str, Any]:
+    return {"language": "python", "test_cases": [{"input": one, "output": other} for one, other in pairs]}
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[Code]:
+    reward = Code(SimpleNamespace(reward_timeout=5.0, reward_memory_limit=0.25))
+    yield reward
+    reward.sandbox.close()
+
+
+def test_the_reward_is_the_share_of_tests_passed(code: Code) -> None:
+    tests = scripts(("1 2", "3"), ("2 2", "4"), ("0 5", "5"), ("1 1", "2"))
+    texts = [
+        fenced("print(sum(map(int, input().split())))"),
+        fenced("a, b = map(int, input().split())\nprint(a + b if a else 0)"),
+        fenced("print(3)\nimport sys\nsys.exit(1)"),
+        fenced("print("),
+        "no program",
+    ]
+    assert code(texts, verification_info=[tests] * 5) == [1.0, 0.75, 0.0, 0.0, 0.0]
+    binary = orms["binary_code"](code.args)
+    assert binary(texts, verification_info=[tests] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    binary.sandbox.close()
+
+
+def test_functions_are_called_as_public_sets_do(code: Code) -> None:
+    tests = {"inputs": [[[3, 1, 2], 2], [[5], 1]], "outputs": [[[1, 2]], [[5]]], "fn_name": "smallest"}
+    method = (
+        "class Solution:\n    def smallest(self, n: List[int], k: int) -> List[int]:\n        return nsmallest(k, n)"
+    )
+    plain = "def smallest(n, k):\n    print('noise')\n    return tuple(sorted(n)[:k])\nif __name__ == '__main__': 1 / 0"
+    other = "def largest(n, k):\n    return n"
+    assert code([fenced(method), fenced(plain), fenced(other)], input_output=[tests] * 3) == [1.0, 1.0, 0.0]
+
+
+def cheats(kind: str) -> list[Any]:
+    parts = re.split(r"^### ", (FOLDER / f"verdicts_of_{kind}.cheats").read_text(), flags=re.MULTILINE)[1:]
+    return [pytest.param(part.partition("\n")[2], id=part.partition("\n")[0]) for part in parts]
+
+
+@pytest.mark.parametrize("program", cheats("scripts"))
+def test_no_script_gets_a_verdict_by_cheating(program: str, code: Code) -> None:
+    # Some look for what they should print, which is nowhere in there; the pattern does not match itself.
+    program = 'import os, re, sys\nLOOK = re.compile("righ[t]-onl[y]-outsid[e]")\n' + program
+    assert code([fenced(program)], verification_info=[scripts(("1", HIDDEN), ("1", "42"))]) == [0.0]
+
+
+@pytest.mark.parametrize("program", cheats("functions"))
+def test_no_function_gets_a_verdict_by_cheating(program: str, code: Code) -> None:
+    tests = {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": [42]}]}
+    assert code([fenced(program)], verification_info=[tests]) == [0.0]
+
+
+def test_nothing_leaks_to_the_next_program(code: Code) -> None:
+    leave = (
+        "import builtins, os, sys, threading, time\nbuiltins.print2 = print\nsys.modules['evil'] = sys\n"
+        "os.environ['EVIL'] = '1'\nopen('/tmp/evil', 'w').write('x')\nsys.path.append('/evil')\n"
+        "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\nprint('done')"
+    )
+    look = (
+        "import builtins, os, sys, threading\nprint(hasattr(builtins, 'print2'), 'evil' in sys.modules, "
+        "'EVIL' in os.environ, os.listdir('/tmp'), '/evil' in sys.path, threading.active_count())"
+    )
+    clean = scripts(("", "False False False [] False 1"))
+    for _ in range(3):
+        assert code([fenced(leave), fenced(look)], verification_info=[scripts(("", "done")), clean]) == [1.0, 1.0]
+
+
+def test_runs_are_reproducible(code: Code) -> None:
+    run = Run("import random; print(random.random(), hash('a'), {*'random order'})")
+    first = code.sandbox.run(run)
+    with_another = Sandbox()
+    assert first.status == 0 and with_another.run(run) == first == code.sandbox.run(run)
+    with_another.close()
+
+
+def test_a_program_that_hangs_is_wrong_and_not_late(code: Code) -> None:
+    started = time.monotonic()
+    tests = scripts(*[("", "1")] * 10)
+    assert code([fenced("while True: pass")], verification_info=[tests]) == [0.0]
+    assert time.monotonic() - started < 5.0  # all ten tests together, before --reward_timeout
+
+
+def test_processor_time_ends_a_program_before_wall_time_does(code: Code) -> None:
+    assert code.sandbox.run(Run("while True: pass", seconds=60, cpu_seconds=1)).status == -9
+
+
+def test_memory_is_limited_by_the_flag(code: Code) -> None:
+    tests = scripts(("", "1"))
+    small, large = fenced("x = bytearray(100 << 20)\nprint(1)"), fenced("x = bytearray(300 << 20)\nprint(1)")
+    assert code([small, large], verification_info=[tests] * 2) == [1.0, 0.0]
+
+
+def test_rows_without_tests_get_no_opinion(code: Code) -> None:
+    assert code([fenced("1")], verification_info=[None], input_output=[None]) == [None]
+    with pytest.raises(ValueError, match="no column verification_info or input_output"):
+        code([fenced("1")], solution=["1"])
+
+
+def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> None:
+    [first] = psutil.Process(code.sandbox._process.pid).children()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))])
+        deadline = time.monotonic() + 20
+        while all(one.cpu_times().user < 0.1 for one in first.children()[-1].children()):
+            assert time.monotonic() < deadline
+        first.kill()
+        with pytest.raises(SandboxError, match="broke"):
+            running.result(20)
+    assert code([fenced("print(1)")], verification_info=[scripts(("", "1"))]) == [1.0]
+
+
+def test_it_ends_with_its_process() -> None:
+    script = "from swift_r1.rewards.sandbox.box import *; s = Sandbox(); print(s._process.pid, flush=True); input()"
+    outer = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, cwd=REPOSITORY)
+    assert outer.stdout is not None
+    first = psutil.Process(int(outer.stdout.readline()))
+    processes = [first, *first.children(recursive=True)]
+    assert len(processes) >= 2
+    outer.kill()
+    outer.communicate()
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+
+
+def test_any_user_gets_a_sandbox() -> None:
+    """Not root's: its threads are counted, too. It takes an interpreter and a checkout that others may read."""
+    python = shutil.which("python3", path="/usr/bin")
+    package = REPOSITORY / "swift_r1"
+    others = {"user": 65532, "group": 65532, "extra_groups": [], "cwd": "/"} if os.geteuid() == 0 else {}
+    look = "import sys; sys.exit(sys.version_info < (3, 11) or not __import__('os').access(sys.argv[1], 4))"
+    if python is None or subprocess.run([python, "-c", look, box.__file__], **others).returncode:
+        pytest.skip("no such interpreter or checkout")
+    threads = (FOLDER / "resources.txt").read_text().partition("### many_threads\n")[2].partition("### ")[0]
+    run = f"import os, sys\nsay = print\nprint(os.getuid(), os.listdir('/dev'), flush=True)\n{threads}"
+    script = box._BOOT.rpartition("from")[0] + "from swift_r1.rewards.sandbox.box import Run, Sandbox\n"
+    script += f"print(Sandbox().run(Run({run!r})))"
+    ran = subprocess.run(
+        [python, "-c", script, "", package, package / "rewards"], capture_output=True, text=True, **others
+    )
+    assert ran.stdout.startswith('Ended(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1, ran
+
+
+# Namespaces of users are counted: in one that may have none below it, the kernel refuses.
+REFUSING = (
+    "import ctypes, os, pathlib\n"
+    "assert ctypes.CDLL(None).unshare(0x10000000) == 0\n"
+    "pathlib.Path('/proc/sys/user/max_user_namespaces').write_text('0')\n"
+)
+
+
+def refused(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = REFUSING + f"import sys\nsys.argv = {['swift', command, *arguments]!r}\n"
+    script += "from swift_r1.cli.main import main\nsys.exit(main())"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+
+
+def test_swift_check_shows_what_the_reward_gives(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    data.write_text(json.dumps(row) + "\n")
+    gold = fenced("print(sum(map(int, input().split())))")
+    command = [sys.executable, "-m", "swift_r1", "check", "--reward_funcs", "code", "--dataset", str(data)]
+    ran = subprocess.run([*command, "--gold", gold, "--json"], capture_output=True, text=True, cwd=REPOSITORY)
+    [report] = json.loads(ran.stdout)["rewards"]
+    assert ran.returncode == 0 and report["problems"] == [] and report["tells_right"] is True, ran
+
+
+def test_swift_check_refuses_where_the_kernel_does(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    data.write_text(json.dumps(row) + "\n")
+    ran = refused("check", "--reward_funcs", "code", "--dataset", str(data))
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr, ran.stderr
+    assert "reward code cannot be constructed" in ran.stdout and "docs/sandbox.md" in ran.stdout
+
+
+def test_swift_rlhf_refuses_before_any_model_loads(tmp_path: Path, tiny_model: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
+    data.write_text((json.dumps(row) + "\n") * 8)
+    flags = {"rlhf_type": "grpo", "model": tiny_model, "dataset": data, "reward_funcs": "code", "use_vllm": "false"}
+    given = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    ran = refused("rlhf", *given, "--output_dir", str(tmp_path / "out"), "--num_generations", "4")
+    assert ran.returncode == 2 and "docs/sandbox.md" in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
