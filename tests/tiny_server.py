@@ -36,14 +36,14 @@ class TinyEngine:
     dead = False
     scores_alone = False
 
-    def __init__(self, folder: str, can_sleep: bool = True) -> None:
+    def __init__(self, folder: str, can_sleep: bool = True, length: int = MAX_MODEL_LEN) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         tokenizer = self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.prompts = PromptTokenizer(tokenizer)
         self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
         size = self.model.config.vocab_size
         hashed = tokenizer_hash(tokenizer)
-        self.info = EngineInfo("tiny", "0", size, hashed, MAX_MODEL_LEN, "float32", can_sleep=can_sleep)
+        self.info = EngineInfo("tiny", "0", size, hashed, length, "float32", can_sleep=can_sleep)
         self.one_at_a_time = threading.Lock()
         self.version = 0
         self.asleep: set[str] = set()
@@ -112,7 +112,8 @@ def main(folder: str, port: int, more: str = "{}") -> int:
 
     def load(config: RolloutArguments) -> tuple[TinyEngine, Any]:
         can_sleep = config.vllm_engine_kwargs.get("enable_sleep_mode", True)
-        return TinyEngine(config.model, can_sleep), expected_weights(config.model)
+        length = config.max_model_len or MAX_MODEL_LEN
+        return TinyEngine(config.model, can_sleep, length), expected_weights(config.model)
 
     server.load_engine = load
     config = RolloutArguments(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))

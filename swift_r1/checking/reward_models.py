@@ -13,7 +13,7 @@ from swift_r1.checking.model_folder import config_of
 from swift_r1.data.prompt_templates import prompt_template
 from swift_r1.errors import UsageError
 from swift_r1.rewards import orms
-from swift_r1.sampling.rm_plugins import DefaultRMPlugin, GenRMPlugin, rm_plugins
+from swift_r1.sampling.rm_plugins import DefaultRMPlugin, GenRMPlugin, known_plugins
 
 
 def reward_model_faults(args: RlhfArguments) -> list[str]:
@@ -30,11 +30,12 @@ def _faults(one: RewardModel) -> Iterator[str]:
             prompt_template(one.template)
         except UsageError as error:
             yield from (fault.replace("--prompt_template", "--reward_template") for fault in error.faults)
-    plugin = rm_plugins.get(one.plugin)
+    plugins = known_plugins()
+    plugin = plugins.get(one.plugin)
     if plugin is None:
-        near = difflib.get_close_matches(one.plugin, rm_plugins, n=1)
+        near = difflib.get_close_matches(one.plugin, plugins, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        known = ", ".join(sorted(rm_plugins))
+        known = ", ".join(sorted(plugins))
         yield f"--reward_model_plugin {one.plugin}: {hint}nothing of that name is registered; known are {known}"
     built = config_of(Path(one.path).expanduser()).get("architectures") or []
     if not built or one.adapters is not None:  # adapters may bring the head

@@ -72,8 +72,11 @@ class Answers:
 
 
 class Judge(AsyncORM):
-    """Rewards from 0 to 1 by a scale of numbers or by ranks, or those of the verdicts. Raises ValueError where it is
-    constructed without `--judge`, or without the key that this names."""
+    """A language model behind an OpenAI address scores or ranks completions (`--judge`).
+
+    Rewards are from 0 to 1, or those of the verdicts. Raises ValueError: constructed without `--judge`, or without the
+    key that this names.
+    """
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         super().__init__(args)

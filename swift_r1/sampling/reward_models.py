@@ -13,7 +13,7 @@ from swift_r1.errors import UsageError, describe
 from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import InlineRewards, rewards_for
-from swift_r1.sampling.rm_plugins import RewardTemplate, TransformersEngine, rm_plugins
+from swift_r1.sampling.rm_plugins import RewardTemplate, TransformersEngine, known_plugins
 from swift_r1.tracking.spans import Spans
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ModelReward:
         if about.template is None and not getattr(tokenizer, "chat_template", None):
             raise UsageError(f"--reward_model {about.path}: its tokenizer has no chat template: give --reward_template")
         template = RewardTemplate(tokenizer, pad, about.template)
-        made_by = rm_plugins[about.plugin]
+        made_by = known_plugins()[about.plugin]
         _ask_here(made_by)
         try:
             self.plugin = made_by(model=self.model, template=template)

@@ -151,8 +151,10 @@ class DefaultRMPlugin:
 
 
 class GenRMPlugin(DefaultRMPlugin):
-    """The language model reads a conversation and ends its answer with `Reward: 0.85`. Plugins change `system` and
-    `request_config`, or override a method."""
+    """A language model is asked about the conversation, and ends its answer with `Reward: 0.85`.
+
+    Plugins change `system` and `request_config`, or override a method.
+    """
 
     def __init__(self, model: Any, template: Any) -> None:
         super().__init__(model, template)
@@ -206,5 +208,6 @@ class GenRMPlugin(DefaultRMPlugin):
         return rewards
 
 
-rm_plugins.setdefault("default", DefaultRMPlugin)
-rm_plugins.setdefault("genrm", GenRMPlugin)
+def known_plugins() -> dict[str, Any]:
+    """By the name for `--reward_model_plugin`; those that plugin files registered come before ours."""
+    return {"default": DefaultRMPlugin, "genrm": GenRMPlugin} | rm_plugins

@@ -23,7 +23,7 @@ def save_scorer(folder: Path, seed: int = 0) -> Path:
 def save_speaker(folder: Path, says: str) -> Path:
     """A model whose next token depends on the last one alone, and whose answers are all `says`, which has no character
     twice."""
-    save_tiny_model(folder, hidden_size=128, tied=False)
+    save_tiny_model(folder, hidden_size=128, tied=False, max_position_embeddings=4096)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     chain = [tokenizer.convert_tokens_to_ids("\n"), *tokenizer(says)["input_ids"], tokenizer.eos_token_id]

@@ -241,7 +241,7 @@ def test_the_served_judge_of_ms_swift(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plugin = source / "examples" / "train" / "grpo" / "plugin" / "plugin.py"
-    server = start_tiny(speaker("So 7"))
+    server = start_tiny(speaker("So 7"), max_model_len=4096)  # it asks for 2,048 tokens
     wait_until_serving(server)
     monkeypatch.setenv("GENRM_API_BASE", f"{server.url}/v1")
     args = arguments([], external_plugins=[str(plugin)])
