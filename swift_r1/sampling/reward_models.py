@@ -43,7 +43,7 @@ class ModelReward:
         from swift_r1.models.loading import load_judging_model, load_tokenizer
 
         self._device, self._leaves = device, leaves
-        self.model = load_judging_model(about.path, dtype, about.adapters)
+        self.model: Any = load_judging_model(about.path, dtype, about.adapters)
         tokenizer = load_tokenizer(about.path, "--reward_model")
         ids = (getattr(self.model.config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         pad = next(one for one in ids if one is not None)
