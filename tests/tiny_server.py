@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.weights.expected import expected_weights
@@ -36,13 +36,14 @@ class TinyEngine:
     dead = False
     scores_alone = False
 
-    def __init__(self, folder: str, can_sleep: bool = True) -> None:
+    def __init__(self, folder: str, can_sleep: bool = True, length: int = MAX_MODEL_LEN) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.prompts = PromptTokenizer(tokenizer)
         self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
         size = self.model.config.vocab_size
         hashed = tokenizer_hash(tokenizer)
-        self.info = EngineInfo("tiny", "0", size, hashed, MAX_MODEL_LEN, "float32", can_sleep=can_sleep)
+        self.info = EngineInfo("tiny", "0", size, hashed, length, "float32", can_sleep=can_sleep)
         self.one_at_a_time = threading.Lock()
         self.version = 0
         self.asleep: set[str] = set()
@@ -58,6 +59,13 @@ class TinyEngine:
             return Generated(completion.token_ids, completion.logprobs, completion.finish_reason, versions)
 
         return await asyncio.to_thread(work)
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        one = await self.generate(prompt, sampling, seed)
+        text = self.tokenizer.decode(one.token_ids, skip_special_tokens=True)
+        yield Piece(one.token_ids, text, finish_reason=one.finish_reason)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         def work() -> tuple[float, ...]:
@@ -104,7 +112,8 @@ def main(folder: str, port: int, more: str = "{}") -> int:
 
     def load(config: RolloutArguments) -> tuple[TinyEngine, Any]:
         can_sleep = config.vllm_engine_kwargs.get("enable_sleep_mode", True)
-        return TinyEngine(config.model, can_sleep), expected_weights(config.model)
+        length = config.max_model_len or MAX_MODEL_LEN
+        return TinyEngine(config.model, can_sleep, length), expected_weights(config.model)
 
     server.load_engine = load
     config = RolloutArguments(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))

@@ -85,9 +85,16 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
             "give one weight per function, in the order of --reward_funcs"
+            + (" and then of --reward_model" if args.reward_model else "")
         )
+    for name in ("reward_model_plugin", "reward_adapters", "reward_template"):
+        values = getattr(args, name)
+        if args.reward_model and values and len(values) != len(args.reward_model):
+            yield f"--{name} has {len(values)} values for {len(args.reward_model)} reward models: give one for each"
     if "api" in args.reward_funcs and args.reward_api is None:
         yield "--reward_funcs api needs --reward_api URL"
+    if "judge" in args.reward_funcs and args.judge is None:
+        yield "--reward_funcs judge needs --judge FILE (docs/rewards.md)"
     if args.multi_objective_aggregation == "normalize_then_sum":
         for name in ("truncated_reward", "missing_eos_penalty"):
             if getattr(args, name) is not None:

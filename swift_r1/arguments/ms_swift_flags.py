@@ -8,9 +8,11 @@ from __future__ import annotations
 
 TABLE = {
     # What others do
-    "reward models are not done in this version: write a reward function (--external_plugins, --reward_funcs)": """
-        reward_model reward_model_type reward_model_revision reward_model_plugin reward_model_template
-        reward_adapters reward_template num_reward_models=0 center_rewards_coefficient
+    "reward models are only read here: ms-swift trains them (swift rlhf --rlhf_type rm)": """
+        center_rewards_coefficient
+    """,
+    "--reward_model says how many there are": """
+        num_reward_models=*
     """,
     "distillation from a teacher is not done in this version: leave the teacher's flags out for plain GRPO": """
         teacher_model teacher_model_type teacher_model_revision teacher_model_server teacher_adapters
@@ -227,10 +229,10 @@ TABLE = {
         max_logprobs=20
     """,
     "what a model is, is always read from its own files": """
-        model_type=*
+        model_type=* reward_model_type=*
     """,
     "a model's newest files are read: give a folder with those of another revision": """
-        model_revision=main|master
+        model_revision=main|master reward_model_revision=main|master
     """,
     "prompts are written with the chat template of the model's tokenizer, or with --prompt_template": """
         template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from swift_r1.arguments.algorithm import NO_GROUPS
 from swift_r1.arguments.fields import Scope, check_url, flag, free
@@ -25,7 +26,15 @@ _MATH = Scope(
     f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
 _API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
+_MODELS = Scope(lambda args: bool(args.reward_model), "without --reward_model")
+_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", unless_off=True)
 _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
+
+
+def _check_judge(value: str) -> None:
+    from swift_r1.rewards.judge_config import judge_text  # pydantic takes a while
+
+    judge_text(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,17 @@ class PluginArguments:
     reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
 
 
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    """One of `--reward_model`, with what the other flags say of it. `name` is that of its column."""
+
+    name: str
+    path: str
+    plugin: str
+    adapters: str | None
+    template: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardArguments(PluginArguments):
     """Plugins and rewards."""
@@ -60,7 +80,20 @@ class RewardArguments(PluginArguments):
         "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true "
         "here or at the server)",
     )
-    reward_weights: list[float] | None = flag(None, "one weight per reward function (default: 1 each)")
+    reward_model: list[str] = flag([], "folders or hub ids of reward models, whose rewards follow --reward_funcs")
+    reward_model_plugin: list[str] = flag(
+        [], "what scores with each: default (a classification head), genrm (it is asked) or a plugin's", _MODELS
+    )
+    reward_adapters: list[str] = flag([], "LoRA adapters of each reward model", _MODELS)
+    reward_template: list[str] = flag(
+        [],
+        "what conversations are written in for each (default: its tokenizer's chat template), as --prompt_template",
+        _MODELS,
+        aliases=("reward_model_template",),
+    )
+    reward_weights: list[float] | None = flag(
+        None, "one weight per reward function, then per reward model (default: 1 each)"
+    )
     renormalize_reward_weights: bool = flag(
         False, "where a function returns None, the other weights grow to the same sum"
     )
@@ -80,9 +113,37 @@ class RewardArguments(PluginArguments):
         _API,
         check=check_url,
     )
+    judge: str | None = flag(
+        None,
+        "YAML file or JSON of the reward function `judge`: a model behind an OpenAI address (docs/rewards.md)",
+        _JUDGE,
+        objects=True,
+        check=_check_judge,
+    )
     max_invalid_reward_ratio: float = flag(
         0.2, "share of invalid rewards (exception, NaN, time-out) that stops the run", at_least=0, at_most=1
     )
+
+    @property
+    def reward_models(self) -> list[RewardModel]:
+        """Named by the end of the path; of several with one end, the later ones by a number too."""
+        found: list[RewardModel] = []
+        for place, path in enumerate(self.reward_model):
+            end = PurePosixPath(path.rstrip("/")).name or "reward_model"
+            times = sum(PurePosixPath(one.rstrip("/")).name == end for one in self.reward_model[:place])
+            name = f"{end}_{times + 1}" if times else end
+            plugin, adapters, template = (
+                values[place] if place < len(values) else None
+                for values in (self.reward_model_plugin, self.reward_adapters, self.reward_template)
+            )
+            found.append(RewardModel(name, path, plugin or "default", adapters, template))
+        return found
+
+    @property
+    def called_rewards(self) -> list[str]:
+        """`--reward_funcs` without the models, which may be among them."""
+        models = {one.name for one in self.reward_models}
+        return [name for name in self.reward_funcs if name not in models]
 
 
 @dataclass(frozen=True, kw_only=True)

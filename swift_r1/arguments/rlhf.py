@@ -66,6 +66,7 @@ class RlhfArguments(RlhfFlags):
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
+            judge=self.judge_content,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or self.default_scale,
             rollout_importance_sampling_mode=self.correction,

@@ -81,9 +81,18 @@ class RlhfFlags(
 
     @property
     def reward_names(self) -> list[str]:
-        """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
-        return [*self.reward_funcs, *episodes]
+        """`--reward_funcs`, the models of `--reward_model`, and the environment's own reward, as ms-swift has them."""
+        more = [*(one.name for one in self.reward_models), *(["gym_reward"] if self.plays_gym else [])]
+        return [*self.reward_funcs, *(name for name in more if name not in self.reward_funcs)]
+
+    @property
+    def judge_content(self) -> str | None:
+        """`--judge` as JSON, what its file holds included."""
+        if self.judge is None:
+            return None
+        from swift_r1.rewards.judge_config import judge_text
+
+        return judge_text(self.judge)
 
     @property
     def correction(self) -> str | None:

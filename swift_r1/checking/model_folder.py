@@ -36,7 +36,7 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", 
 
 def config_dtype(model: str) -> str | None:
     """The dtype that the config of the model folder names; None where it names none or cannot be read yet."""
-    config = _config(Path(model).expanduser())
+    config = config_of(Path(model).expanduser())
     dtype: str | None = config.get("dtype") or config.get("torch_dtype")
     return dtype
 
@@ -56,7 +56,7 @@ def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> 
 def family_faults(model: str, family: str | None) -> list[str]:
     """What is wrong with `--model_type`, ms-swift's word for a family (`qwen2_5`), for a model folder: it must begin as
     the config's (`qwen2`) does. One that cannot be read yet is left to the loader."""
-    own = _config(Path(model).expanduser()).get("model_type")
+    own = config_of(Path(model).expanduser()).get("model_type")
     if family is None or own is None or _letters(family).startswith(_letters(own)):
         return []
     return [f"--model_type {family}: --model {model} is a {own} by its config.json, which decides: leave it out"]
@@ -66,7 +66,7 @@ def _letters(word: str) -> str:
     return "".join(filter(str.isalnum, word.lower()))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
     """Of a model; empty where it cannot be read."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     """Kinds of models that cannot be trained here, told by their config; one that cannot be read is left to the loader,
     which says why."""
-    config = _config(path)
+    config = config_of(path)
     stored = config.get("quantization_config")
     if parts := [name for name in config if name.endswith(_NOT_TEXT)]:
         kind = config.get("model_type")

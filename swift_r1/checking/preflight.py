@@ -19,6 +19,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
+from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.hubs import default_hub
@@ -51,6 +52,7 @@ def check_inputs(
     register_dataset_info(args.custom_dataset_info)
     faults = [
         *reward_name_faults(args),
+        *reward_model_faults(args),
         *scheduler_name_faults(args),
         *hub_faults(args),
         *known_faults,
@@ -86,6 +88,8 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
         faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
     if args.ref_model is not None and args.ref_model != args.model:
         faults += model_faults(args.ref_model, environ, "--ref_model")
+    for path in args.reward_model:
+        faults += model_faults(path, environ, "--reward_model")
     return faults + family_faults(args.model, args.model_type)
 
 
@@ -93,7 +97,7 @@ def reward_name_faults(args: RlhfArguments) -> list[str]:
     """Reward functions that nothing registered, with the ones there are."""
     known = ", ".join(sorted(orms))
     faults = []
-    for name in args.reward_funcs:
+    for name in args.called_rewards:
         if name in orms:
             continue
         near = difflib.get_close_matches(name, orms, n=1)
@@ -116,7 +120,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
         except UsageError as error:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue
-        rewards = args.reward_funcs if task.reward is None else [task.reward]
+        rewards = args.called_rewards if task.reward is None else [task.reward]
         faults += [f"--eval_datasets {fault}" for fault in unfit_rewards(questions, rewards, args)]
     return faults
 
@@ -272,12 +276,12 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
         with open(os.devnull, "w") as nowhere:  # plugins have printed what they print when they load
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
-        worker.start_worker(args, args.reward_funcs, partial(load_plugins, args.external_plugins), mark)
+        worker.start_worker(args, args.called_rewards, partial(load_plugins, args.external_plugins), mark)
         answers.send(("ready", ""))
         unbuilt = worker.faults()
         for fault in unbuilt:
             answers.send(("fault", fault))
-        for name in [] if unbuilt else args.reward_funcs:
+        for name in [] if unbuilt else args.called_rewards:
             if (cause := _sure_cause(name, batch)) is not None:
                 text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
                 answers.send(("fault", text))

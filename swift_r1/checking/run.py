@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
+from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.loading import columns_of
@@ -32,6 +33,7 @@ _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "data
 
 _KINDS = {
     "orms": "rewards",
+    "rm_plugins": "reward model plugins",
     "datasets": "datasets",
     "schedulers": "schedulers",
     "envs": "environments",
@@ -102,9 +104,11 @@ def run_checks(args: CheckArguments) -> CheckReport:
     try:
         report.plugins = load_plugins(args.external_plugins)
         register_dataset_info(args.custom_dataset_info)
-        names = args.reward_funcs or [name for plugin in report.plugins for name in plugin.orms]
+        names = args.called_rewards
+        if not names and not args.reward_model:
+            names = [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += [*reward_name_faults(args), *scheduler_name_faults(args)]
+        report.faults += [*reward_name_faults(args), *reward_model_faults(args), *scheduler_name_faults(args)]
         encoder = None
         if args.model:
             wording = Wording.of(args)

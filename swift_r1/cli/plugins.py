@@ -26,11 +26,13 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
+    from swift_r1.sampling.rm_plugins import known_plugins
 
     load_plugins(files)
     known = builtin_datasets | datasets
     for title, lines in (
         ("Rewards (--reward_funcs):", _summaries(orms)),
+        ("Reward model plugins (--reward_model_plugin):", _summaries(known_plugins())),
         ("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()}),
         ("Schedulers (--multi_turn_scheduler):", _summaries(multi_turns)),
         ("Environments (--gym_env):", _summaries(envs)),

@@ -83,7 +83,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _scored_anew(args: ReplayArguments) -> bool:
-    return "reward_funcs" in args.given
+    return not args.given.isdisjoint({"reward_funcs", "reward_model"})
 
 
 def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str]:
@@ -94,10 +94,12 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
         yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
         return
     from swift_r1.checking.preflight import column_faults, reward_name_faults
+    from swift_r1.checking.reward_models import reward_model_faults
     from swift_r1.plugins import load_plugins
 
     load_plugins(args.external_plugins)
     yield from reward_name_faults(args)
+    yield from reward_model_faults(args)
     yield from column_faults(args, frozenset(row_columns(recorded.first_row())))
 
 

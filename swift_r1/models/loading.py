@@ -116,6 +116,30 @@ def load_critic(
     return model
 
 
+def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> PreTrainedModel:
+    """The reward model in `path`, with `adapters` merged into it and without gradients: a sequence classifier with the
+    head that it or the adapters have, or a causal LM, which is asked. Raises UsageError: it cannot be loaded."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    try:
+        if classifies := has_value_head(AutoConfig.from_pretrained(path)):
+            model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype))
+        if adapters is not None:
+            from peft import PeftConfig, PeftModel
+
+            if not classifies and PeftConfig.from_pretrained(adapters).task_type == "SEQ_CLS":
+                classifies = True
+                model = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), num_labels=1)
+        if not classifies:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
+        if adapters is not None:
+            model = PeftModel.from_pretrained(model, adapters).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(f"cannot load --reward_model {path}: {one_line(error)}") from error
+    loaded: PreTrainedModel = model.requires_grad_(False).eval()
+    return loaded
+
+
 def has_value_head(config: Any) -> bool:
     """Whether the model of this transformers config was saved with a classifier's head."""
     return any(name.endswith("ForSequenceClassification") for name in getattr(config, "architectures", None) or ())

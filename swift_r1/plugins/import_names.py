@@ -40,8 +40,9 @@ _TEMPLATE = (
     "Template TemplateMeta TemplateInputs TemplateType TEMPLATE_MAPPING register_template get_template "
     "get_template_meta "
 )
+_NO_ENGINES = "InferEngine VllmEngine GRPOVllmEngine SglangEngine InferClient "
 _ENGINES_V3 = "InferEngine PtEngine VllmEngine SglangEngine InferClient "
-_ENGINES_V4 = "InferEngine TransformersEngine VllmEngine GRPOVllmEngine SglangEngine InferClient "
+_ENGINES_V4 = _NO_ENGINES + "TransformersEngine "
 
 _HOMES = {
     "swift_r1.rewards": _ORM,
@@ -51,13 +52,12 @@ _HOMES = {
     "swift_r1.plugins.protocol": _PRM + _PROTOCOL + "rm_plugins get_logger remove_response to_device",
     "swift_r1.plugins.rollouts": _TURNS + _ENV + _CONTEXT + "GYMScheduler",
     "swift_r1.plugins.schedulers": "MathTipsScheduler ThinkingModelTipsScheduler",
+    "swift_r1.sampling.rm_plugins": "DefaultRMPlugin GenRMPlugin TransformersEngine PtEngine",
 }
 _INSTEAD = {
     "prompts are rendered by the tokenizer's own chat template; change that, or use --system, or build the prompt "
     "in the dataset's preprocessor": _TEMPLATE,
-    "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)": _ENGINES_V3
-    + _ENGINES_V4,
-    "reward models are not done here; write a reward class and register it in orms": "DefaultRMPlugin GenRMPlugin",
+    "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)": _NO_ENGINES,
     "write an Env that calls OpenEnv's client, and give --use_gym_env true": "OpenEnvScheduler",
 }
 _ENTRIES: dict[str, Entry] = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -25,13 +25,14 @@ class LoadedPlugin:
 
     Attributes:
         path: as it was given.
-        orms, datasets, schedulers, envs, samplers: names in the registries of these kinds.
-        others: names in registries that nothing here reads (`prms`, `rm_plugins`, `context_managers`).
+        orms, rm_plugins, datasets, schedulers, envs, samplers: names in the registries of these kinds.
+        others: names in registries that nothing here reads (`prms`, `context_managers`).
         module: the loaded module, which may have a `gold(row)` for `swift check`.
     """
 
     path: str
     orms: tuple[str, ...]
+    rm_plugins: tuple[str, ...]
     datasets: tuple[str, ...]
     schedulers: tuple[str, ...]
     envs: tuple[str, ...]
@@ -94,11 +95,12 @@ def _load(text: str, path: Path) -> LoadedPlugin:
     return LoadedPlugin(
         path=text,
         orms=changed["reward"],
+        rm_plugins=changed["reward model"],
         datasets=changed["dataset"],
         schedulers=changed["scheduler"],
         envs=changed["environment"],
         samplers=changed["sampler"],
-        others=(*changed["process reward"], *changed["reward model"], *changed["context manager"]),
+        others=(*changed["process reward"], *changed["context manager"]),
         module=module,
     )
 

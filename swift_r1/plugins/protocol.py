@@ -164,8 +164,9 @@ class PRM:
 
 
 prms: dict[str, Callable[..., Any]] = {}
+"""Plugin files may fill it, nothing here reads it."""
 rm_plugins: dict[str, Callable[..., Any]] = {}
-"""Like `prms`: plugin files may fill it, nothing here reads it (`--reward_model` is refused)."""
+"""Name for `--reward_model_plugin` -> class, built with `model` and `template`, called with `inputs` and columns."""
 
 remove_response = InferRequest.remove_response
 

@@ -88,6 +88,9 @@ class RewardCaller(ABC):
         self.timeout = float(args.reward_timeout)
         self.calls_at_once = int(args.reward_num_workers) * _CALLS_PER_WORKER
 
+    at_the_end: frozenset[str] = frozenset()
+    """Rewards that are called when all groups are there, in as few calls as may be."""
+
     @abstractmethod
     def start(self) -> None: ...
 
@@ -146,7 +149,8 @@ class OpenRewardBatch:
         self._parts[first] = part
         self._groups |= groups
         if not self._waits:
-            calls = [call for name in self._names for call in split_calls(name, groups, self._caller.calls_at_once)]
+            names = [name for name in self._names if name not in self._caller.at_the_end]
+            calls = [call for name in names for call in split_calls(name, groups, self._caller.calls_at_once)]
             submitted = self._caller.submit(calls, self._state)
             self._submitted += submitted
             self._waits = len(submitted) < len(calls)
@@ -183,7 +187,7 @@ class OpenRewardBatch:
         for name in self._names:
             done = {number for one in self._submitted if one.call.name == name for number in one.call.key}
             rest = {number: item for number, item in self._groups.items() if number not in done}
-            calls += split_calls(name, rest, self._caller.calls_at_once)
+            calls += split_calls(name, rest, 1 if name in self._caller.at_the_end else self._caller.calls_at_once)
         return calls
 
 

@@ -30,6 +30,7 @@ from swift_r1.rewards.worker import (
     faults,
     load_nothing,
     load_rewards,
+    rest,
     start_worker,
 )
 from swift_r1.tracking.spans import Spans
@@ -206,7 +207,7 @@ class InlineRewards(RewardCaller):
     """
 
     def start(self) -> None:
-        self._busy = self._spans.busy("rewards", "reward")
+        self._busy, self.at_the_end = self._spans.busy("rewards", "reward"), frozenset(self.names)
         load_rewards(self._args, self.names, self._load)
 
     def close(self) -> None:
@@ -229,6 +230,7 @@ class InlineRewards(RewardCaller):
                     self._busy.done()
                 seconds = time.perf_counter() - started
             yield Answer(call, outcomes, seconds)
+        rest()
 
 
 def rewards_for(

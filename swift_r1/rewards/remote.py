@@ -42,38 +42,46 @@ class RemoteReward(AsyncORM):
         told = {} if state is None else vars(state)
         body = {"completions": completions, "columns": columns, "trainer_state": told}
         # A lone surrogate is no UTF-8: it goes as an escape.
-        response = await self._post(json.dumps(body, default=str).encode())
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise RemoteRewardError(f"{self.url} answered with something that is no JSON") from error
+        answer = await self._post(json.dumps(body, default=str).encode())
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
         if not isinstance(rewards, list):
             raise RemoteRewardError(f"{self.url} did not answer with an object that has a list of rewards")
         return rewards
 
-    async def _post(self, body: bytes) -> httpx.Response:
+    async def _post(self, body: bytes) -> Any:
         import httpx  # only where it is used: everybody imports this module
 
-        headers = {"Content-Type": "application/json"}
-        if token := os.environ.get(TOKEN_VARIABLE):
-            headers["Authorization"] = f"Bearer {token}"
         # Kept: all calls share one event loop, so the next one finds the connection open.
         client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
-        for attempt in range(ATTEMPTS):
-            last = attempt == ATTEMPTS - 1
-            try:
-                response = await asyncio.wait_for(client.post(self.url, content=body, headers=headers), self.timeout)
-            except (httpx.TransportError, TimeoutError) as error:
-                if last:
-                    raise RemoteRewardError(f"no answer from {self.url}: {type(error).__name__} {error}") from error
-            else:
-                if response.status_code == 200:
-                    return response
-                if last or (response.status_code != 429 and response.status_code < 500):
-                    raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:200]}")
-            await asyncio.sleep(FIRST_PAUSE * 2**attempt)
-        raise AssertionError("unreachable")
+        return await posted(client, self.url, body, os.environ.get(TOKEN_VARIABLE), self.timeout)
+
+
+async def posted(client: httpx.AsyncClient, url: str, body: bytes | None, token: str | None, timeout: float) -> Any:
+    """The JSON that a server answers to a JSON `body`, or without one to a GET. An attempt has `timeout` seconds; one
+    that finds no server, or gets 429 or 5xx, is repeated after a pause. Raises RemoteRewardError, whose text never has
+    the `token`."""
+    import httpx
+
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    for attempt in range(ATTEMPTS):
+        last = attempt == ATTEMPTS - 1
+        try:
+            request = client.build_request("GET" if body is None else "POST", url, content=body, headers=headers)
+            response = await asyncio.wait_for(client.send(request), timeout)
+        except (httpx.TransportError, TimeoutError) as error:
+            if last:
+                raise RemoteRewardError(f"no answer from {url}: {type(error).__name__} {error}") from error
+        else:
+            if response.status_code == 200:
+                try:
+                    return response.json()
+                except ValueError as error:
+                    raise RemoteRewardError(f"{url} answered with something that is no JSON") from error
+            if last or (response.status_code != 429 and response.status_code < 500):
+                text = response.text.replace(token, "***") if token else response.text
+                raise RemoteRewardError(f"{url} answered {response.status_code}: {text[:200]}")
+        await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+    raise AssertionError("unreachable")
 
 
 orms["api"] = RemoteReward

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import itertools
 import math
 import numbers
 import os
@@ -14,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -63,7 +65,7 @@ def start_worker(
         leave(status or 1)
 
     os._exit = leave_noticeably
-    confine(mark, [*args.reward_env, *([TOKEN_VARIABLE] if "api" in names else [])])
+    confine(mark, [*args.reward_env, *_keys(args, names)])
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -71,6 +73,16 @@ def start_worker(
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     limit_memory(args.reward_memory_limit)
+
+
+def _keys(args: RewardFlags, names: Sequence[str]) -> list[str]:
+    """The variables with what the built-in rewards show to a server."""
+    keys = [TOKEN_VARIABLE] if "api" in names else []
+    if "judge" in names and (judge := getattr(args, "judge", None)) is not None:
+        from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
+
+        keys.append(read_judge(judge).api_key_env or KEY_VARIABLE)
+    return keys
 
 
 def load_rewards(args: RewardFlags, names: Sequence[str], load: Callable[[], object]) -> None:
@@ -148,7 +160,9 @@ def _call_all(
     global _runner
     state = {"trainer_state": SimpleNamespace(**trainer_state)}
     if not reward.is_async:
-        return [_call(reward, item, state) for item in items]
+        together = getattr(reward.function, "takes_groups_together", False) and len(items) > 1
+        outcomes = _call_joined(reward, items, state) if together else None
+        return outcomes or [_call(reward, item, state) for item in items]
     _runner = _runner or asyncio.Runner()
     return _runner.run(_call_together(reward, items, state, limit))
 
@@ -164,6 +178,29 @@ def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
         raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
         return ItemOutcome(failure=describe(error), isolate=True)
+
+
+def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]) -> list[ItemOutcome] | None:
+    """One call for all items; None where it fails."""
+    sizes = [len(item.completions) for item in items]
+    texts = [text for item in items for text in item.completions]
+    columns = {name: [value for item in items for value in item.columns[name]] for name in items[0].columns}
+    whole = _call(reward, Item(texts, columns), state)
+    if whole.failure is not None:
+        return None
+    outcomes = []
+    for size, end in zip(sizes, itertools.accumulate(sizes), strict=True):
+        own = (bad for bad in whole.invalid if end - size <= bad.index < end)
+        invalid = tuple(replace(bad, index=bad.index - end + size) for bad in own)
+        outcomes.append(ItemOutcome(whole.values[end - size : end], invalid))
+    return outcomes
+
+
+def rest() -> None:
+    """Tells the rewards of this process that a batch is scored, those that want to know."""
+    for reward in _rewards.values():
+        if isinstance(reward, Reward) and hasattr(reward.function, "rest"):
+            reward.function.rest()
 
 
 def end_loop() -> None:
@@ -201,7 +238,7 @@ def checked(returned: Any, count: int) -> ItemOutcome:
     """What a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a failure.
 
     Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
-    invalid. Nothing is ever broadcast.
+    invalid, an exception for its own cause. Nothing is ever broadcast.
     """
     if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
         returned = returned.tolist()
@@ -216,6 +253,10 @@ def checked(returned: Any, count: int) -> ItemOutcome:
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
     for index, item in enumerate(returned):
+        if isinstance(item, Exception):
+            values.append(math.nan)
+            invalid.append(InvalidReward(index, describe(item), "exception"))
+            continue
         try:
             values.append(None if item is None else _number(item))
         except ValueError as error:

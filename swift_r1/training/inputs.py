@@ -16,10 +16,10 @@ from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.pool import rewards_for
 from swift_r1.runs.recorded import RecordedRun
 from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
+from swift_r1.sampling.reward_models import rewards_and_models
 from swift_r1.tracking.metrics import JsonLines
 from swift_r1.training.evaluate import eval_rewards, load_eval_prompts
 from swift_r1.training.recorded import RecordedRewards
@@ -84,7 +84,12 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     """The rewards alone: their functions, or in a replay what they gave."""
     args, start, cleanup = context.args, context.start, context.cleanup
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
-    pool = RecordedRewards(args, names) if recorded else rewards_for(args, names, load, context.spans)
+    own = replace(args, output_dir=str(start.run_dir))  # rewards are told where the run is, as by ms-swift
+    pool = (
+        RecordedRewards(args, names)
+        if recorded
+        else rewards_and_models(own, names, load, context.spans, context.ranks.device)
+    )
     cleanup.enter_context(pool).wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)

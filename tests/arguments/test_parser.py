@@ -80,8 +80,8 @@ def test_all_faults_come_together_one_a_line() -> None:
     found = faults(
         "--lerning_rate",
         "1",
-        "--reward_model",
-        "x",
+        "--center_rewards_coefficient",
+        "1",
         "--use_galore",
         "true",
         "--beta",
@@ -89,8 +89,8 @@ def test_all_faults_come_together_one_a_line() -> None:
     )
     assert found == (
         "unknown flag --lerning_rate: did you mean --learning_rate?",
-        "--reward_model: reward models are not done in this version: write a reward function (--external_plugins, "
-        "--reward_funcs)",
+        "--center_rewards_coefficient: reward models are only read here: ms-swift trains them (swift rlhf --rlhf_type "
+        "rm)",
         "--use_galore must be false, not 'true': GaLore is not done here: --train_type lora or --optim adamw_8bit save "
         "memory too",
         "--beta must be at least 0, not -1.0",

@@ -128,6 +128,8 @@ def stops_at(command: ScriptCommand) -> str | None:
     """What a run of accepted flags is refused for when it starts, with a line of its own; None: nothing."""
     if re.search(r"-(VL|Omni)-", command.value("model") or ""):
         return "the model, which sees images"
+    if "internlm2" in " ".join(command.words):
+        return "its second reward model, whose code is its own"
     return _STOPS.get(command.value("multi_turn_scheduler") or "")
 
 

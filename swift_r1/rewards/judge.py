@@ -1,0 +1,260 @@
+"""The reward `judge`: a language model behind an OpenAI address says what completions are worth (`--judge FILE`).
+
+Two ways to ask (Zheng et al. 2023, arXiv:2306.05685): it gives each completion a score or a verdict, `votes` times
+(self-consistency, arXiv:2203.11171), or it ranks the completions of a group, in another order at each vote, since
+judges favour places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import re
+import sqlite3
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swift_r1.rewards.orm import AsyncORM, orms
+from swift_r1.rewards.remote import RemoteRewardError, posted
+
+if TYPE_CHECKING:
+    import httpx
+
+    from swift_r1.rewards.judge_config import JudgeConfig, Otherwise
+
+STORE = "judge.sqlite"
+Messages = list[dict[str, str]]
+Question = tuple[str, str]
+"""The system message, and the user's."""
+Vote = TypeVar("Vote")
+
+
+class UnreadableAnswer(ValueError):
+    """The judge answered without a verdict."""
+
+
+class OverBudget(RuntimeError):
+    """`max_calls` or `max_total_tokens` is spent."""
+
+
+class Answers:
+    """What the judge has answered, by the content of the question, and what it cost: in a file that all reward
+    processes of a run share and that a resumed run finds again; without one, in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        # Calls come one after another, maybe from several threads.
+        self._db = sqlite3.connect(path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+        self._db.executescript(
+            "PRAGMA synchronous=OFF;"
+            "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, question TEXT, answer TEXT);"
+            "CREATE TABLE IF NOT EXISTS spent (one INTEGER PRIMARY KEY, calls INTEGER, tokens INTEGER);"
+            "INSERT OR IGNORE INTO spent VALUES (1, 0, 0)"
+        )
+
+    def get(self, key: str) -> str | None:
+        row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, key: str, question: str, answer: str, tokens: int) -> None:
+        self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, question, answer))
+        self._db.execute("UPDATE spent SET tokens = tokens + ?", (tokens,))
+
+    def take_call(self, calls: int | None, tokens: int | None) -> bool:
+        """Whether one more call is within these limits; it is counted then."""
+        within = "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?"
+        most = (2**62 if limit is None else limit for limit in (calls, tokens))
+        return self._db.execute(within, tuple(most)).rowcount == 1
+
+
+class Judge(AsyncORM):
+    """A language model behind an OpenAI address scores or ranks completions (`--judge`).
+
+    Rewards are from 0 to 1, or those of the verdicts. Raises ValueError: constructed without `--judge`, or without the
+    key that this names.
+    """
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        super().__init__(args)
+        if getattr(args, "judge", None) is None:
+            raise ValueError("the reward judge needs --judge FILE")
+        from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
+
+        self.config: JudgeConfig = read_judge(args.judge)
+        self.key = os.environ.get(self.config.api_key_env or KEY_VARIABLE)
+        if self.config.api_key_env is not None and not self.key:
+            raise ValueError(f"the environment variable {self.config.api_key_env} with the judge's key is not set")
+        self.timeout = float(self.config.timeout or args.reward_timeout)
+        folder = Path(getattr(args, "output_dir", None) or ".")
+        self.answers = Answers(folder / STORE if (folder / "args.json").is_file() else None)
+        self._model = self.config.model
+        self._places = asyncio.Semaphore(self.config.at_once)
+        self._client: httpx.AsyncClient | None = None
+
+    async def __call__(self, completions: list[str], messages: list[Messages], **columns: Any) -> list[Any]:
+        """Returns an exception in the place of an invalid reward."""
+        lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+        rows = [
+            {name: values[i] for name, values in lists.items() if values[i] is not None}
+            | {"prompt": task_of(messages[i]), "completion": completion}
+            for i, completion in enumerate(completions)
+        ]
+        if self.config.mode == "rank":
+            return await self._ranked(completions, rows)
+        questions = [self._question(row) for row in rows]
+        different = list(dict.fromkeys(questions))  # equal completions are one question
+        found = dict(zip(different, await asyncio.gather(*map(self._score, different)), strict=True))
+        return [found[question] for question in questions]
+
+    async def _score(self, question: Question) -> float | Exception | None:
+        votes = await self._votes([question] * self.config.votes, lambda _, text: self._read_score(text))
+        if not isinstance(votes, list):
+            return votes
+        if self.config.combine == "majority":
+            return statistics.fmean(statistics.multimode(votes))
+        return statistics.median(votes) if self.config.combine == "median" else statistics.fmean(votes)
+
+    async def _ranked(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        different = list(dict.fromkeys(completions))
+        if len(different) == 1:
+            return [0.5] * len(completions)
+        orders = [shuffled(different, number) for number in range(self.config.votes)]
+        shown = (
+            "\n\n".join(f'<answer number="{at}">\n{text}\n</answer>' for at, text in enumerate(order, start=1))
+            for order in orders
+        )
+        votes = await self._votes(
+            [self._question({**rows[0], "completions": texts}) for texts in shown],
+            lambda number, text: dict(zip(orders[number], read_ranking(text, len(different)), strict=True)),
+        )
+        if not isinstance(votes, list):
+            return [votes] * len(completions)
+        return [statistics.fmean(vote[text] for vote in votes) for text in completions]
+
+    async def _votes(
+        self, questions: Sequence[Question], read: Callable[[int, str], Vote]
+    ) -> list[Vote] | float | Exception | None:
+        """What the answers say, those that `read` can read by their number; the reward instead, where most of them say
+        nothing. A judge that cannot be reached is always a fault."""
+        answers = await asyncio.gather(*map(self._ask, questions, range(len(questions))), return_exceptions=True)
+        votes, causes = list[Vote](), list[Exception]()
+        for number, answer in enumerate(answers):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                votes.append(read(number, answer))
+            except (RemoteRewardError, OverBudget, UnreadableAnswer) as error:
+                causes.append(error)
+        if 2 * len(votes) > len(answers):
+            return votes
+        cause = next((one for one in causes if isinstance(one, RemoteRewardError)), causes[0])
+        meaning: Otherwise = self.config.over_budget if isinstance(cause, OverBudget) else self.config.invalid
+        if isinstance(cause, RemoteRewardError) or meaning == "invalid":
+            return cause
+        return None if meaning == "none" else float(meaning)
+
+    async def _ask(self, question: Question, number: int) -> str:
+        config = self.config
+        async with self._places:
+            model = self._model = self._model or await self._first_model()
+            messages = [
+                {"role": role, "content": text} for role, text in zip(("system", "user"), question, strict=True)
+            ]
+            about = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": number}
+            body = json.dumps({"model": model, "messages": messages} | about | config.extra)
+            key = hashlib.sha256(body.encode()).hexdigest()
+            if (known := self.answers.get(key)) is not None:
+                return known
+            if not self.answers.take_call(config.max_calls, config.max_total_tokens):
+                raise OverBudget("the budget of --judge is spent")
+            answer = await self._request("/chat/completions", body.encode())
+            try:
+                text = str(answer["choices"][0]["message"]["content"] or "").encode(errors="replace").decode()
+                tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
+                raise RemoteRewardError(f"{config.url} did not answer with a chat completion") from error
+            self.answers.put(key, body, text, tokens)
+            return text
+
+    async def _first_model(self) -> str:
+        try:
+            return str((await self._request("/models", None))["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RemoteRewardError(f"{self.config.url}/models lists no model: give `model`") from error
+
+    async def _request(self, path: str, body: bytes | None) -> Any:
+        import httpx  # only where it is used: everybody imports this module
+
+        client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
+        return await posted(client, self.config.url.rstrip("/") + path, body, self.key, self.timeout)
+
+    def _question(self, row: Mapping[str, Any]) -> Question:
+        """Raises ValueError: the row lacks what a template names."""
+        from swift_r1.rewards.judge_config import PLACEHOLDER
+
+        words = {**self.config.own_words, **row}
+
+        def word(found: re.Match[str]) -> str:
+            if found[1] not in words:
+                raise ValueError(f"the row has no {found[1]}, which a template of --judge names")
+            return str(words[found[1]])
+
+        words["rubric"] = PLACEHOLDER.sub(word, str(words["rubric"]))
+        return PLACEHOLDER.sub(word, self.config.asked), PLACEHOLDER.sub(word, self.config.shown)
+
+    def _read_score(self, text: str) -> float:
+        found, scale = re.findall(self.config.pattern, text), self.config.scale
+        if not found:
+            raise unreadable("has no verdict", text)
+        said = found[-1]
+        if isinstance(scale, dict):
+            if said.upper() not in self.config.words:
+                raise unreadable(f"says {said}, which scale does not have", text)
+            return self.config.words[said.upper()]
+        try:
+            share = (float(said) - scale[0]) / (scale[1] - scale[0])
+        except ValueError as error:
+            raise unreadable(f"says {said}, which is no number", text) from error
+        if not 0 <= share <= 1:
+            raise unreadable(f"says {said}, which is outside of the scale", text)
+        return share
+
+
+def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
+    """What was asked: the only message before the completion, or all of them with who said them."""
+    before = conversation[:-1] if conversation and conversation[-1].get("role") == "assistant" else conversation
+    if len(before) == 1:
+        return str(before[0].get("content"))
+    return "\n\n".join(f"{one.get('role')}: {one.get('content')}" for one in before)
+
+
+def shuffled(texts: Sequence[str], number: int) -> list[str]:
+    """The texts in another order, which depends on them and on the vote's number alone."""
+    order = list(texts)
+    random.Random(json.dumps([number, *texts])).shuffle(order)
+    return order
+
+
+def read_ranking(text: str, count: int) -> list[float]:
+    """From `[[2 > 1 = 3]]` the share of the others that each of `count` answers beats, a tie as a half."""
+    found = re.findall(r"\[\[\s*(\d{1,4}(?:\s*[>=]\s*\d{1,4})*)\s*\]\]", text)
+    classes = [list(map(int, part.split("="))) for part in found[-1].split(">")] if found else []
+    if sorted(number for part in classes for number in part) != list(range(1, count + 1)):
+        raise unreadable(f"has no ranking of the {count} answers", text)
+    values, below = [0.0] * count, count
+    for part in classes:
+        below -= len(part)
+        for number in part:
+            values[number - 1] = (below + (len(part) - 1) / 2) / (count - 1)
+    return values
+
+
+def unreadable(what: str, text: str) -> UnreadableAnswer:
+    return UnreadableAnswer(f"the judge's answer {what}: {' '.join(text.split())[-160:]!r}")
+
+
+orms["judge"] = Judge

@@ -1,0 +1,151 @@
+"""What `--judge` says: the address of a language model that judges, what it is asked, and how its answers are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from swift_r1.errors import UsageError
+
+KEY_VARIABLE = "SWIFT_JUDGE_API_KEY"
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_RUBRIC = "A good answer is correct, complete, and to the point."
+_ASKED = {
+    "scale": "You judge an answer to a task. {rubric}\nExplain your judgement briefly, then end with the score in "
+    "double brackets, a number from {low} (worst) to {high} (best): [[score]]",
+    "words": "You judge an answer to a task. {rubric}\nExplain your judgement briefly, then end with your verdict in "
+    "double brackets, one of {words}: [[verdict]]",
+    "rank": "You compare answers to one task. {rubric}\nExplain your judgement briefly, then end with the numbers of "
+    "all answers in double brackets, the best first, and = between those that are equally good: [[2 > 1 = 3]]",
+}
+_SHOWN = {
+    "score": "<task>\n{prompt}\n</task>\n\n<answer>\n{completion}\n</answer>",
+    "rank": "<task>\n{prompt}\n</task>\n\n{completions}",
+}
+_NUMBER = r"\[\[\s*([+-]?\d+(?:\.\d+)?)\s*\]\]"
+
+
+Otherwise = Literal["invalid", "none"] | float
+"""The reward where there is no verdict: an invalid one, no opinion, or a number."""
+
+
+class JudgeConfig(BaseModel):
+    """The content of `--judge`; a key that is not here is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    url: str = Field(pattern=r"^https?://[^@]+$")  # of the OpenAI protocol, up to `/v1`
+    model: str | None = None  # None: the first that the address lists
+    api_key_env: str | None = None  # the environment variable that holds the key
+    mode: Literal["score", "rank"] = "score"  # each completion for itself, or a group's completions in an order
+    rubric: str = _RUBRIC
+    system: str = ""  # the system message and the question, with `{placeholders}`
+    prompt: str = ""
+    # the numbers of the worst and the best answer, which become 0 and 1; or the verdicts, with the reward of each
+    scale: tuple[float, float] | dict[str, float] = (0.0, 10.0)
+    answer: str | None = None  # a pattern whose first group is the score or verdict; its last match counts
+    votes: int = Field(default=1, ge=1, le=64)
+    combine: Literal["majority", "median", "mean"] = "majority"
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0)
+    max_tokens: int = Field(default=1024, ge=1)
+    timeout: float | None = Field(default=None, gt=0)  # seconds of one request; None: --reward_timeout
+    at_once: int = Field(default=16, ge=1)  # requests of one reward process
+    invalid: Otherwise = "invalid"  # of an answer that cannot be read
+    max_calls: int | None = Field(default=None, ge=0)  # budget of the run
+    max_total_tokens: int | None = Field(default=None, ge=0)
+    over_budget: Otherwise = "invalid"
+    extra: dict[str, Any] = {}  # more fields of each request
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_key(cls, value: object) -> object:
+        if isinstance(value, dict) and "api_key" in value:
+            raise ValueError("api_key: a key has no place in a file: name its variable in api_key_env")
+        return value
+
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _are_words(cls, value: object) -> object:
+        if isinstance(value, dict) and any(isinstance(key, bool) for key in value):
+            raise ValueError('YAML reads YES and NO as true and false: write {"YES": 1, "NO": 0}')
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.mode == "rank" and self.answer is not None:
+            raise ValueError("answer is for mode score: a ranking is always [[2 > 1 = 3]]")
+        if self.mode == "score" and self.votes > 1 and self.temperature == 0:
+            raise ValueError(f"votes {self.votes} are all the same at temperature 0: give one")
+        if not isinstance(self.scale, dict) and self.scale[0] == self.scale[1]:
+            raise ValueError("scale needs two different numbers: of the worst and of the best answer")
+        if isinstance(self.scale, dict) and not self.scale:
+            raise ValueError("scale has no verdicts")
+        if self.answer is not None:
+            try:
+                groups = re.compile(self.answer).groups
+            except re.error as error:
+                raise ValueError(f"answer is no pattern: {error}") from error
+            if groups != 1:
+                raise ValueError(f"answer has {groups} groups: one is what is read")
+        needed = "completion" if self.mode == "score" else "completions"
+        if needed not in PLACEHOLDER.findall(self.shown):
+            raise ValueError(f"prompt lacks {{{needed}}}")
+        return self
+
+    @property
+    def asked(self) -> str:
+        """The template of the system message."""
+        return self.system or _ASKED["rank" if self.mode == "rank" else "words" if self.words else "scale"]
+
+    @property
+    def shown(self) -> str:
+        """The template of the question."""
+        return self.prompt or _SHOWN[self.mode]
+
+    @property
+    def words(self) -> dict[str, float]:
+        """The verdicts in capitals; empty where numbers are asked for."""
+        return {word.upper(): value for word, value in self.scale.items()} if isinstance(self.scale, dict) else {}
+
+    @property
+    def pattern(self) -> str:
+        words = "|".join(map(re.escape, self.words))
+        return self.answer or (rf"(?i)\[\[\s*({words})\s*\]\]" if words else _NUMBER)
+
+    @property
+    def own_words(self) -> dict[str, str]:
+        """Placeholders that do not depend on the data."""
+        low, high = (0.0, 0.0) if isinstance(self.scale, dict) else self.scale
+        return {"rubric": self.rubric, "low": f"{low:g}", "high": f"{high:g}", "words": ", ".join(self.words)}
+
+
+def judge_text(value: str) -> str:
+    """The content of `--judge` as JSON in one line. Raises as `read_judge`."""
+    return read_judge(value).model_dump_json(exclude_unset=True)
+
+
+def read_judge(value: str) -> JudgeConfig:
+    """`--judge`: a YAML file, a JSON file or JSON itself. Raises UsageError: it cannot be read, or is not as
+    `JudgeConfig` says."""
+    import yaml
+
+    where = "--judge" if value.lstrip().startswith("{") else f"--judge {value}"
+    try:
+        content = yaml.safe_load(value if where == "--judge" else Path(value).expanduser().read_text(encoding="utf-8"))
+        return JudgeConfig.model_validate(content)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where} is not valid YAML or JSON: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        known = f"there is no such key; known are {', '.join(JudgeConfig.model_fields)}"
+        faults = {
+            "".join(f"{key}: " for key in one["loc"][:1]): known if one["type"] == "extra_forbidden" else one["msg"]
+            for one in error.errors()
+        }
+        raise UsageError(
+            *(f"{where}: {key}{text.removeprefix('Value error, ')}" for key, text in faults.items())
+        ) from error

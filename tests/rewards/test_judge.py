@@ -1,0 +1,283 @@
+"""The reward `judge`, against a real server that judges by a rule, and one that is a tiny language model."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.run import run_checks
+from swift_r1.errors import UsageError
+from swift_r1.rewards.judge import UnreadableAnswer, read_ranking, shuffled, task_of
+from swift_r1.rewards.judge_config import judge_text
+from swift_r1.rewards.orm import build_reward
+from swift_r1.rewards.pool import InlineRewards, RewardPool
+from swift_r1.rewards.types import RewardBatch, RewardColumn
+from tests.conftest import ServerProcess, wait_until_serving
+from tests.rewards.reward_model_makers import save_speaker
+
+Rule = Callable[[dict[str, Any], int], str | int]
+KEY = "sk-of-nobody"
+
+
+class Server(ThreadingHTTPServer):
+    """An OpenAI address whose model is `rule(request, number of this request)`: a text, or the code of a failure."""
+
+    daemon_threads = True
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.rule, self.seen, self.authorizations = rule, list[dict[str, Any]](), set[str | None]()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        assert self.path == "/v1/models"
+        self.answer(200, {"data": [{"id": "ruler"}]})
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/chat/completions"
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append(body)
+        self.server.authorizations.add(self.headers.get("Authorization"))
+        said = self.server.rule(body, len(self.server.seen))
+        if isinstance(said, int):
+            return self.answer(said, {"error": f"you sent {self.headers.get('Authorization')}"})
+        choices = [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]
+        return self.answer(200, {"choices": choices, "usage": {"total_tokens": 10}})
+
+    def answer(self, code: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Rule], Server]]:
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(rule: Rule) -> Server:
+        server = Server(rule)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        running.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def judged(
+    url: str, completions: list[str], folder: Path | None = None, workers: int = 0, **config: Any
+) -> RewardColumn:
+    """What is made of one group, in worker processes or in this one; `folder` is the run's."""
+    args = SimpleNamespace(judge=json.dumps({"url": url, **config}), output_dir=str(folder), reward_timeout=20.0)
+    args.reward_num_workers, args.reward_memory_limit, args.reward_env = workers or 1, 2.0, []
+    task = [{"role": "user", "content": "Name a number."}]
+    columns = {
+        "messages": [[*task, {"role": "assistant", "content": text}] for text in completions],
+        "solution": ["7"] * len(completions),
+    }
+    with (RewardPool if workers else InlineRewards)(args, ["judge"]) as pool:
+        return pool.score(RewardBatch(completions, columns, len(completions), {"global_step": 3}))[0]
+
+
+def asked_about(body: dict[str, Any]) -> str:
+    found = re.search(r"<answer>\n(.*)\n</answer>", body["messages"][1]["content"], re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_scores_on_a_scale_from_the_first_model_listed(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFT_JUDGE_API_KEY", KEY)
+    server = serve(lambda body, _: f"I read [[1]] of it. [[{asked_about(body)}]]")
+    column = judged(
+        server.url, ["2", "10", "10", "6", "11", "\ud800"], workers=1, scale=[2, 10], rubric="It is {solution}."
+    )
+    assert column.values[:4] == (0.0, 1.0, 1.0, 0.5)
+    assert [bad.index for bad in column.invalid] == [4, 5]
+    assert "says 11, which is outside of the scale" in column.invalid[0].cause
+    assert len(server.seen) == 5  # equal completions are asked about once, and invalid ones not again
+    first = server.seen[0]
+    assert first["model"] == "ruler" and first["temperature"] == 0 and "max_tokens" in first
+    assert "It is 7." in first["messages"][0]["content"] and "from 2 (worst) to 10" in first["messages"][0]["content"]
+    assert "Name a number." in first["messages"][1]["content"]
+    assert server.authorizations == {f"Bearer {KEY}"}
+
+
+def test_verdicts_templates_and_what_a_row_lacks(serve: Any) -> None:
+    server = serve(lambda body, _: "It is " + body["messages"][1]["content"])
+    config = {"scale": {"yes": 1, "No": -0.5}, "answer": r"is \w+ (\w+)", "prompt": "{solution} {completion} {x"}
+    column = judged(server.url, ["Yes", "no", "maybe", "{solution}"], **config)
+    assert column.values[:2] == (1.0, -0.5)
+    assert "says maybe, which scale does not have" in column.invalid[0].cause
+    assert server.seen[0]["messages"][1]["content"].endswith(" {x")
+    column = judged(server.url, ["a", "b"], prompt="{completion} {grade}")
+    assert [bad.kind for bad in column.invalid] == ["exception", "exception"]
+    assert "the row has no grade, which a template of --judge names" in column.invalid[0].cause
+
+
+@pytest.mark.parametrize(("combine", "value"), [("majority", 0.2), ("median", 0.2), ("mean", (0.2 + 0.2 + 0.9) / 3)])
+def test_votes(serve: Any, combine: str, value: float) -> None:
+    said = {0: "[[2]]", 1: "hm", 2: "[[9]]", 3: "[[2]]", 4: "[[22]]"}
+    server = serve(lambda body, _: said[body["seed"]])
+    column = judged(server.url, ["a", "a"], votes=5, temperature=1, combine=combine)
+    assert column.values == pytest.approx((value, value))
+    said[3] = ""  # now most votes are unreadable
+    column = judged(server.url, ["a", "a"], votes=5, temperature=1, combine=combine)
+    assert "the judge's answer has no verdict: 'hm'" in column.invalid[0].cause
+
+
+@pytest.mark.parametrize(("invalid", "value"), [("none", None), (0, 0.0), (-1.5, -1.5)])
+def test_what_an_unreadable_answer_means(serve: Any, invalid: Any, value: float | None) -> None:
+    assert judged(serve(lambda *_: "I like it").url, ["a", "b"], invalid=invalid).values == (value, value)
+
+
+def test_a_group_is_ranked_in_another_order_at_each_vote(serve: Any) -> None:
+    orders: list[list[str]] = []
+
+    def longest_first(body: dict[str, Any], _: int) -> str:
+        texts = re.findall(r'<answer number="\d">\n(.*)\n</answer>', body["messages"][1]["content"])
+        orders.append(texts)
+        classes: dict[int, list[str]] = {}
+        for number, text in enumerate(texts, start=1):
+            classes.setdefault(len(text), []).append(str(number))
+        return "So: [[ " + " > ".join("=".join(classes[size]) for size in sorted(classes, reverse=True)) + " ]]"
+
+    server = serve(longest_first)
+    column = judged(server.url, ["a", "bbb", "cc", "dd", "a"], mode="rank", votes=4)
+    assert column.values == pytest.approx((0.0, 1.0, 0.5, 0.5, 0.0))  # of four different ones
+    assert len(orders) == 4 and len({tuple(order) for order in orders}) > 1
+    assert all(sorted(order) == ["a", "bbb", "cc", "dd"] for order in orders)
+    assert judged(server.url, ["a", "a"], mode="rank").values == (0.5, 0.5)  # nobody is asked
+    assert len(orders) == 4
+    column = judged(serve(lambda *_: "[[1 > 3]]").url, ["a", "b"], mode="rank")
+    assert all("has no ranking of the 2 answers: '[[1 > 3]]'" in bad.cause for bad in column.invalid)
+    assert len(column.invalid) == 2
+
+
+def test_rankings() -> None:
+    assert read_ranking("[[2>1>3]]", 3) == [0.5, 1.0, 0.0]
+    assert read_ranking("[[1 > 2]] no: [[1 = 2]]", 2) == [0.5, 0.5]
+    for text in ("", "[[1]]", "[[1 > 1]]", "[[1 > 2 > 3]]", "[[1 2]]", "[[2 > > 1]]"):
+        with pytest.raises(UnreadableAnswer):
+            read_ranking(text, 2)
+    assert shuffled("abc", 0) == shuffled("abc", 0)
+    assert task_of([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]) == "q"
+    assert task_of([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]) == "system: s\n\nuser: q"
+
+
+def test_answers_are_kept_in_the_run_and_the_budget_is_the_runs(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text("{}")
+    server = serve(lambda *_: "[[5]]")
+    completions = list("abcdef")
+    assert judged(server.url, completions, tmp_path, 2, max_calls=8).values == (0.5,) * 6
+    assert judged(server.url, completions, tmp_path, max_calls=8).values == (0.5,) * 6
+    assert len(server.seen) == 6
+    column = judged(server.url, [*"abcd", *"wxyz"], tmp_path, max_calls=8)
+    assert len(server.seen) == 8 and column.values[:4] == (0.5,) * 4
+    assert len(column.invalid) == 2 and "the budget of --judge is spent" in column.invalid[0].cause
+    assert judged(server.url, ["n", "m"], tmp_path, max_total_tokens=80, over_budget="none").values == (None, None)
+    assert judged(server.url, ["n", "m"], tmp_path, max_total_tokens=81, at_once=1).values[0] == 0.5
+    with sqlite3.connect(tmp_path / "judge.sqlite") as kept:
+        assert kept.execute("SELECT calls, tokens FROM spent").fetchall() == [(9, 90)]
+
+
+def test_a_judge_that_is_not_there_or_refuses(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    (tmp_path / "args.json").write_text("{}")
+    server = serve(lambda *_: 401)
+    column = judged(server.url, ["a", "b"], tmp_path, api_key_env="MY_KEY", invalid=0)
+    assert all("answered 401" in bad.cause and "Bearer ***" in bad.cause for bad in column.invalid), column
+    assert len(column.invalid) == 2 and KEY.encode() not in (tmp_path / "judge.sqlite").read_bytes()
+    busy = serve(lambda _, number: 503 if number < 3 else "[[10]]")
+    assert judged(busy.url, ["a"]).values == (1.0,)
+    server.shutdown()
+    server.server_close()
+    column = judged(server.url, ["a"], invalid=0)
+    assert "ConnectError" in column.invalid[0].cause
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ("nowhere.yaml", "--judge nowhere.yaml: No such file or directory"),
+        ("{url", "--judge is not valid YAML or JSON: "),
+        ("{}", "--judge: url: Field required"),
+        (__file__, f"--judge {__file__} is not valid YAML or JSON: "),
+        ('{"url": "http://me:pw@host/v1"}', "--judge: url: String should match pattern"),
+        ('{"url": "http://x", "api_key": "k"}', "--judge: api_key: a key has no place in a file"),
+        ('{"url": "http://x", "votess": 3}', "--judge: votess: there is no such key; known are url, model, "),
+        ('{"url": "http://x", "votes": 3}', "--judge: votes 3 are all the same at temperature 0: give one"),
+        ('{"url": "http://x", "votes": 0}', "--judge: votes: Input should be greater than or equal to 1"),
+        ('{"url": "http://x", "scale": [3, 3]}', "--judge: scale needs two different numbers"),
+        ('{url: "http://x", scale: {YES: 1, NO: 0}}', "--judge: scale: YAML reads YES and NO as true and false"),
+        ('{"url": "http://x", "answer": "[0-9]+"}', "--judge: answer has 0 groups: one is what is read"),
+        ('{"url": "http://x", "prompt": "{prompt}"}', "--judge: prompt lacks {completion}"),
+    ],
+)
+def test_faults_of_the_configuration(config: str, fault: str) -> None:
+    with pytest.raises(UsageError) as found:
+        judge_text(config)
+    assert str(found.value).startswith(fault), str(found.value)
+
+
+def test_a_key_that_is_not_set() -> None:
+    args = SimpleNamespace(judge='{"url": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}', reward_timeout=1.0)
+    with pytest.raises(UsageError, match="the environment variable NO_SUCH_KEY with the judge's key is not set"):
+        build_reward("judge", args)
+    with pytest.raises(UsageError, match="needs --judge FILE"):
+        build_reward("judge", SimpleNamespace(judge=None))
+
+
+def test_the_documentations_example() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    assert json.loads(judge_text(json.dumps(yaml.safe_load(example))))["votes"] == 3
+
+
+def test_a_judge_behind_our_own_server(
+    start_tiny: Callable[..., ServerProcess], tiny_model: Path, tmp_path: Path
+) -> None:
+    server = start_tiny(save_speaker(tmp_path / "speaker", "So 7"))
+    wait_until_serving(server)
+    column = judged(f"{server.url}/v1", ["a", "b"], answer=r"So (\d)", scale=[0, 14], max_tokens=8)
+    assert column.values == (0.5, 0.5)
+    nonsense = start_tiny(tiny_model)
+    wait_until_serving(nonsense)
+    column = judged(f"{nonsense.url}/v1", ["a", "b"], max_tokens=8, votes=2, temperature=1.0)
+    assert len(column.invalid) == 2 and "the judge's answer has no verdict: " in column.invalid[0].cause
+
+
+def test_swift_check_asks_the_judge(serve: Any) -> None:
+    server = serve(lambda body, _: "[[10]]" if asked_about(body) == "<answer>3</answer>" else "[[0]]")
+    words = ["--reward_funcs", "judge", "--judge", json.dumps({"url": server.url}), "--gold", "<answer>3</answer>"]
+    report = run_checks(parse_arguments(CheckArguments, words))
+    assert report.ok and report.rewards[0].tells_right, report
+    assert report.rewards[0].values["right"] == (1.0,) and report.rewards[0].values["wrong"] == (0.0,)
