@@ -14,6 +14,7 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+_CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -52,8 +53,13 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         )
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+    chord = {f"chord_{name}": getattr(args, f"chord_{name}") for name in _CHORD} if args.chord_sft_dataset else {}
+    if missing := [f"--{name}" for name, value in chord.items() if value is None]:
+        yield f"--chord_sft_dataset needs {', '.join(missing)}"
+    if args.loss_type == "fipo" and args.importance_sampling_level != "token":
+        yield "--loss_type fipo weighs tokens by their own ratios: use --importance_sampling_level token"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if args.loss_type not in ("cispo", "sapo") and args.delta is not None and args.delta <= 1 + clip_high:
+    if args.loss_type not in ("cispo", "sapo", "real") and args.delta is not None and args.delta <= 1 + clip_high:
         yield (
             f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
             "advantages but clip positive ones, which is what --epsilon_high does"
@@ -88,7 +94,7 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         )
     if "api" in args.reward_funcs and args.reward_api is None:
         yield "--reward_funcs api needs --reward_api URL"
-    if args.multi_objective_aggregation == "normalize_then_sum":
+    if args.normalizes_objectives:
         for name in ("truncated_reward", "missing_eos_penalty"):
             if getattr(args, name) is not None:
                 yield (
@@ -207,6 +213,11 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
             f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
             f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
             "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
+        )
+    elif args.loss_type == "real" and (step := micro_batch * accumulation) % args.num_generations:
+        yield (
+            f"--loss_type real compares all completions of a prompt, and an optimizer step of {step} ({across} x "
+            f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
         )
 
 

@@ -67,7 +67,8 @@ class RlhfArguments(RlhfFlags):
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or self.default_scale,
+            scale_rewards=self.default_scale if self.scale_rewards in (None, "gdpo") else self.scale_rewards,
+            multi_objective_aggregation="normalize_then_sum" if self.normalizes_objectives else "sum_then_normalize",
             rollout_importance_sampling_mode=self.correction,
             reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
@@ -89,7 +90,7 @@ class RlhfArguments(RlhfFlags):
     @property
     def default_scale(self) -> str:
         """`--scale_rewards` where it is not given."""
-        if self.multi_objective_aggregation == "normalize_then_sum":
+        if self.normalizes_objectives:
             return "batch"  # GDPO: the groups are normalised already
         return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
-from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
+from swift_r1.arguments.algorithm import AlgorithmArguments, ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
@@ -31,6 +31,7 @@ class RlhfFlags(
     HubArguments,
     TrainingArguments,
     AlgorithmArguments,
+    ChordArguments,
     PPOArguments,
     MultiTurnArguments,
     GenerationArguments,
@@ -84,6 +85,11 @@ class RlhfFlags(
         """`--reward_funcs`, and the environment's own reward."""
         episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
+
+    @property
+    def normalizes_objectives(self) -> bool:
+        """GDPO, in its two spellings."""
+        return self.multi_objective_aggregation == "normalize_then_sum" or self.scale_rewards == "gdpo"
 
     @property
     def correction(self) -> str | None:

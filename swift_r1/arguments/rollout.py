@@ -148,7 +148,7 @@ class GenerationArguments(EngineFlags):
         "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
         check=check_pattern,
     )
-    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
+    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1, aliases=("response_length",))
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property

@@ -58,7 +58,7 @@ def check_inputs(
     ]
     data: LoadedData | None = None
     try:
-        open_sources([*args.dataset, *args.val_dataset], use_hf=args.use_hf)
+        open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
         data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
         faults += error.faults

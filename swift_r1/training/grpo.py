@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -16,11 +17,12 @@ from swift_r1.algorithms import (
     loss_normalizer,
     mean_metrics,
     policy_loss,
+    real_advantages,
     rewards_less_kl,
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.aggregation import masked_metric
+from swift_r1.algorithms.aggregation import masked_metric, token_means
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
@@ -29,6 +31,7 @@ from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.chord import ExpertStep
 from swift_r1.training.token_values import StepTokens
 
 _SAMPLED = 256  # numbers of a matrix, at least
@@ -131,6 +134,33 @@ def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ran
     return ranks.broadcast(mine)[0][0]
 
 
+@torch.no_grad()
+def targets_of_real(
+    batches: Sequence[MicroBatch],
+    labels: Tensor,
+    backend: Backend,
+    config: LossConfig,
+    temperature: float,
+    ranks: Ranks,
+) -> tuple[Tensor, Tensor]:
+    """`real_advantages` of an optimizer step, float32 `[N]`; and what the sum of -s * A lacks to the sum of the groups'
+    losses, float64 scalar. Before the round's first update all scores are 0; after it each step has one more forward
+    pass. Collective.
+
+    Args:
+        labels: float32 `[N]`, of the whole round; completions without a trained token count as if theirs were 0.
+    """
+    found = torch.zeros(2, len(labels), dtype=torch.float64)  # scores, and which completions are in this step
+    for micro in batches:
+        found[1, micro.samples] = micro.trained.any(1).double().cpu()
+        if micro.old_logps is not None:
+            moved = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps) - micro.old_logps
+            found[0, micro.samples] = token_means(moved, micro.trained.to(moved.dtype)).double().cpu()
+    scores, there = ranks.sum_data(found)
+    values, total = real_advantages(scores, labels * there, config.num_generations, config.real_tau)
+    return values.to(labels.dtype), total + (values * scores).sum()
+
+
 def train_step(
     batches: Sequence[MicroBatch],
     advantages: Tensor,
@@ -141,13 +171,15 @@ def train_step(
     ranks: Ranks,
     frozen: bool = False,
     tokens: StepTokens | None = None,
+    experts: ExpertStep | None = None,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
     Args:
-        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
+        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token; for `real` its labels.
         frozen: no backward pass and no update; gradient norm and rate are 0.
         tokens: takes what this loss sees and does of the completions that are recorded.
+        experts: their loss is added, times its mu, and the policy's is times 1 - mu.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -162,6 +194,9 @@ def train_step(
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     weights: list[Tensor] = []  # of each micro-batch, on its device
+    lacking = torch.zeros((), dtype=torch.float64)
+    if config.loss_type == "real":
+        advantages, lacking = targets_of_real(batches, advantages, backend, config, temperature, ranks)
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
@@ -183,9 +218,17 @@ def train_step(
         if config.log_rollout_offpolicy_metrics:
             weights.append(completion_weights(logps, micro.rollout_logps, micro.trained))
         entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
-        return replace(result, metrics=result.metrics | entropy)
+        loss = result.loss if experts is None else (1 - experts.mu) * result.loss
+        return replace(result, loss=loss, metrics=result.metrics | entropy)
 
-    metrics = update(batches, loss_of, backend, learning_rate, ranks, teaching=0 if frozen else teaching)
+    losses = experts.losses(backend) if experts is not None else []
+    teaching = 0 if frozen else teaching + len(losses)
+    losses += [partial(loss_of, micro) for micro in batches]
+    metrics = update(losses, backend, learning_rate, ranks, teaching=teaching)
+    if experts is not None:
+        metrics["chord/mu"] = experts.mu
+        lacking = lacking * (1 - experts.mu)
+    metrics["loss"] += (lacking / normalizer).item()
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:
@@ -196,8 +239,7 @@ def train_step(
 
 
 def update(
-    batches: Sequence[MicroBatch],
-    loss_of: Callable[[MicroBatch], LossOutput],
+    losses: Sequence[Callable[[], LossOutput]],
     backend: Backend,
     learning_rate: float,
     ranks: Ranks,
@@ -207,6 +249,8 @@ def update(
 ) -> dict[str, float]:
     """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
 
+    `losses` do a micro-batch's forward pass each.
+
     Args:
         teaching: that many have a backward pass, the first ones; None: all; 0: and there is no update either.
 
@@ -215,10 +259,10 @@ def update(
         metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
     """
     metrics = []
-    teaching = len(batches) if teaching is None else teaching
-    for number, micro in enumerate(batches, start=1):
+    teaching = len(losses) if teaching is None else teaching
+    for number, loss in enumerate(losses, start=1):
         with torch.set_grad_enabled(number <= teaching):
-            result = loss_of(micro)
+            result = loss()
         if number <= teaching:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
             factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advantages
+from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advantages, reward_labels
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -33,6 +33,7 @@ from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
+from swift_r1.training.chord import Experts
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
@@ -52,6 +53,7 @@ class Trainer:
     reference: ReferencePolicy | None
     # of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group
     critic: ppo.TrainedCritic | None
+    experts: Experts | None  # whose answers are learned too (CHORD)
     batching: Batching  # how a round is split into micro-batches
     rounds: RoundSampler | PrefetchedRounds | RecordedRounds
     evaluator: Evaluator | None  # None where nothing is evaluated
@@ -157,6 +159,8 @@ class Trainer:
             estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
         )
+        if self.loss.loss_type == "real":
+            values = reward_labels(values, rewards.isfinite(), self.plan.num_generations)
         return Advantages(values, values), metrics
 
     def train(self, round_: OpenRound) -> None:
@@ -185,6 +189,7 @@ class Trainer:
                     self.ranks,
                     frozen,
                     tokens,
+                    None if self.experts is None else self.experts.step(self.summary.steps),
                 )
                 metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
                 if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -70,6 +71,7 @@ def critic_step(
         return value_loss(values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer)
 
     rate, coefficient = critic.learning_rate.value, critic.config.vf_coef
-    found = update(batches, loss_of, critic.backend, rate, ranks, coefficient=coefficient)
+    losses = [partial(loss_of, micro) for micro in batches]
+    found = update(losses, critic.backend, rate, ranks, coefficient=coefficient)
     names = {"loss": "value_loss"} | {name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")}
     return {names.get(name, name): value for name, value in found.items()}

@@ -44,6 +44,7 @@ from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_late
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
+from swift_r1.training.chord import Experts
 from swift_r1.training.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
@@ -233,6 +234,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         setup.open_uploader(context),
         start.own_dtype,
     )
+    batching = choose_batching(args, backend, critic_backend)
     return Trainer(
         args=args,
         plan=plan,
@@ -241,7 +243,8 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         learning_rate=learning_rate,
         reference=reference,
         critic=critic,
-        batching=choose_batching(args, backend, critic_backend),
+        experts=Experts(args, data.experts, batching, ranks) if args.chord_sft_dataset else None,
+        batching=batching,
         rounds=rounds,
         evaluator=evaluator,
         device=device,
