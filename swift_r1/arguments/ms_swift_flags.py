@@ -39,7 +39,7 @@ TABLE = {
         vllm_enable_expert_parallel=false moe_z_loss_coeff moe_expert_capacity_factor moe_token_dispatcher_type
         expert_tensor_parallel_size=1 experts_impl
     """,
-    "experts are chosen anew in training, and --rollout_importance_sampling_mode corrects for other choices": """
+    "vLLM tells the experts it chose on a GPU only; --rollout_importance_sampling_mode corrects for other choices": """
         router_replay_mode=disabled
     """,
     "Megatron is not done here: --deepspeed shards the model": """
