@@ -19,7 +19,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advantages
+from swift_r1.algorithms import (
+    Advantages,
+    LossConfig,
+    from_flags,
+    group_advantages,
+    rewards_less_kl,
+    teacher_advantages,
+)
+from swift_r1.algorithms.aggregation import token_means
+from swift_r1.algorithms.losses import k3
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -37,6 +46,7 @@ from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
+from swift_r1.training.teachers import Teacher
 
 
 @dataclass(kw_only=True)
@@ -50,6 +60,7 @@ class Trainer:
     backend: Backend
     learning_rate: LearningRate
     reference: ReferencePolicy | None
+    teacher: Teacher | None
     # of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group
     critic: ppo.TrainedCritic | None
     batching: Batching  # how a round is split into micro-batches
@@ -113,9 +124,17 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=critic_kl or self.args.log_entropy or grpo.needs_old_policy(self.loss, updates),
+                old_policy=critic_kl
+                or self.args.log_entropy
+                or self.args.teaches_by in ("advantage", "reward")
+                or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
+        if self.teacher is not None:
+            self.watchdog.progress("the teacher's log-probs")
+            with self.stopwatch.timed("teacher"):
+                steps = self.teacher.teach(scored, batch, steps)
+        with self.stopwatch.timed("train"):
             advantages, metrics = self.advantages(batch, steps)
             entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
         if scored is not None:
@@ -151,13 +170,22 @@ class Trainer:
         if self.args.kl_in_reward:
             rewards = grpo.rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
+        if (how := self.args.teaches_by) in ("advantage", "reward"):
+            mask, coef = batch.token_mask(), self.args.teacher_kl_coef
+            old, taught = (grpo.of_round(name, batch, steps, self.ranks) for name in ("old_logps", "teacher_logps"))
+            metrics["teacher_kl"] = k3(old, taught)[mask].mean().item()
+            if how == "reward":
+                rewards = rewards_less_kl(rewards, old, taught, mask, coef)
         values = group_advantages(
             rewards,
             self.plan.num_generations,
             estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
         )
-        return Advantages(values, values), metrics
+        if how != "advantage":
+            return Advantages(values, values), metrics
+        per_token = teacher_advantages(values, old, taught, mask, coef)
+        return Advantages(per_token, token_means(per_token, mask.float())), metrics
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps of a round that are left, until a stop."""
