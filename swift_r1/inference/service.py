@@ -140,8 +140,7 @@ class RolloutService:
                 return [await of_one(engine, one) for one in request.sequences]
             return await all_results([of_one(engine, one) for one in request.sequences])
 
-        each = isinstance(self.engine, Replicas) and request.every_copy
-        engines = self.engine.engines if each else (self.engine,)
+        engines = self.engine.engines if isinstance(self.engine, Replicas) and request.every_copy else (self.engine,)
         return await self.admission.stoppable([score(engine) for engine in engines], lease)
 
     @asynccontextmanager

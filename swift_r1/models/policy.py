@@ -119,7 +119,8 @@ class Critic(nn.Module):
     def forward(self, *fields: Any) -> Tensor:
         """Of the fields of `ModelInputs`; float32 `[K]`: at the position that predicts a token the value of the state
         before it."""
-        [values] = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
+        found = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
+        values: Tensor = found[0]
         return values
 
 

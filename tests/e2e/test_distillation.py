@@ -12,7 +12,7 @@ TAUGHT = {
     "reward_funcs": [],
     "num_generations": 1,
     "per_device_train_batch_size": 16,
-    "learning_rate": 3e-3,
+    "learning_rate": 1e-2,
     "max_steps": 12,
     "seed": 3,
 }
@@ -28,7 +28,7 @@ def test_a_teacher_alone_is_learned_from(rlhf, tiny_model, teacher, topk):
     run = rlhf(tiny_model, teacher_model=teacher, gkd_logits_topk=topk, **TAUGHT)
     assert run.code == 0
     kls = [line["teacher_kl"] for line in run.steps]
-    assert kls[-1] < 0.8 * kls[0]
+    assert sum(kls[-3:]) < 0.9 * sum(kls[:3])
     assert {line["reward"] for line in run.steps} == {0.0}
     assert all(line["time/teacher"] > 0 for line in run.steps)
     assert all(line["grad_norm"] > 0 for line in run.steps)
