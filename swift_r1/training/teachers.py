@@ -67,8 +67,9 @@ class Teacher:
 
     def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
         """The prompt that the teacher reads, of each completion."""
-        groups = groupby((item.conversation.prompt for item in scored.trained), key=lambda one: one.prompt_id)
-        return [ids for _, group in groups for same in [list(group)] for ids in [self._prompt(same[0])] * len(same)]
+        prompts = [item.conversation.prompt for item in scored.trained]
+        known = {id(one): self._prompt(one) for one in {id(one): one for one in prompts}.values()}  # once a group
+        return [known[id(one)] for one in prompts]
 
     def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """With the hint, where there is one, in the place of the last message of the user. Raises RunFailed."""
