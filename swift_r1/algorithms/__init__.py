@@ -7,6 +7,7 @@ Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts th
 from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal
 from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
 from swift_r1.algorithms.chord import chord_mu, expert_loss
+from swift_r1.algorithms.distillation import reverse_kl, teacher_advantages
 from swift_r1.algorithms.losses import LossConfig, rewards_less_kl
 from swift_r1.algorithms.policy_loss import LossOutput, policy_loss, top_entropy_threshold
 from swift_r1.algorithms.ppo import PPOConfig, gae, ppo_targets, token_rewards, value_loss, whiten
@@ -31,12 +32,14 @@ __all__ = [
     "policy_loss",
     "ppo_targets",
     "real_advantages",
+    "reverse_kl",
     "reward_labels",
     "rewards_less_kl",
     "rlsd_advantages",
     "rlsd_strength",
     "sdar",
     "sum_metrics",
+    "teacher_advantages",
     "token_rewards",
     "top_entropy_threshold",
     "value_loss",

@@ -37,6 +37,7 @@ class LossConfig:
     # a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap
     delta: float | None = None
     beta: float = 0.0  # weight of the KL to the reference policy
+    teacher_kl_coef: float = 1.0  # weight of the KL to a teacher, where there is one in the loss
     kl_in_reward: bool = False  # the KL was subtracted from the rewards, so the loss leaves it out
     # one ratio per `token`, or one per completion (`sequence`, GSPO), whose gradient may be the token's own
     # (`sequence_token`, GSPO-token)
@@ -78,8 +79,8 @@ class LossConfig:
             raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
         if not 0 < self.top_entropy_quantile <= 1:
             raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
-        at_least_0 = ("epsilon_high", "beta", "off_policy_sequence_mask_delta", "fipo_clip_range", "sdar_loss_coef")
-        for name in at_least_0:
+        at_least_0 = ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta")
+        for name in (*at_least_0, "fipo_clip_range", "sdar_loss_coef"):
             if (number := getattr(self, name)) is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
         above_0 = ("delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold")

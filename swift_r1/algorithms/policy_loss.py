@@ -42,10 +42,10 @@ class LossOutput:
     loss: Tensor
     # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
     # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with `ref_logps` `kl`; with
-    # `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what `off_policy_metrics` gives
-    # where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a rollout correction
-    # `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask `rollout/off_policy_masked`;
-    # those of `fipo` and `sdar`
+    # `teacher_kl` it; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what
+    # `off_policy_metrics` gives where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a
+    # rollout correction `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask
+    # `rollout/off_policy_masked`; those of `fipo` and `sdar`
     metrics: dict[str, Tensor]
     tokens: TokenOutcome | None = None  # of a policy's loss
 
@@ -60,14 +60,16 @@ def policy_loss(
     ref_logps: Tensor | None = None,
     rollout_logps: Tensor | None = None,
     entropies: Tensor | None = None,
+    teacher_kl: Tensor | None = None,
     teacher_logps: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
-    """sum of (w * keep * l + beta * k3 + sdar) over trained tokens, averaged as `config.loss_type` says.
+    """sum of (w * keep * l + beta * k3 + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar) over trained tokens,
+    averaged as `config.loss_type` says.
 
     `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
-    gets a gradient.
+    and `teacher_kl` get a gradient.
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
@@ -80,6 +82,7 @@ def policy_loss(
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
         rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
         entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
@@ -91,7 +94,7 @@ def policy_loss(
     """
     check_shapes(logps=logps, old_logps=old_logps, mask=mask)
     check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
-    check_shapes(logps=logps, teacher_logps=teacher_logps)
+    check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         raise ValueError(f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}")
     trained = mask != 0
@@ -162,6 +165,11 @@ def policy_loss(
         per_token = per_token + config.sdar_loss_coef * distilled
         for name, values in gated.items():
             metrics |= masked_metric(name, values, weight)
+
+    if teacher_kl is not None:
+        kl = teacher_kl.to(dtype).masked_fill(~trained, 0.0)
+        metrics |= masked_metric("teacher_kl", kl.detach(), weight)
+        per_token = per_token + config.teacher_kl_coef * kl
 
     numerator = loss_numerator(per_token, weight, config)
     loss = divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer)

@@ -45,7 +45,10 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
-    if args.rlhf_type == "grpo" and args.num_generations < 2 and args.advantage_estimator != "reinforce_plus_plus":
+    yield from args.distillation_faults()
+    taught = args.teaches_by in ("advantage", "loss", "sdar")
+    alone = args.rlhf_type == "grpo" and args.num_generations < 2 and not taught
+    if alone and args.advantage_estimator != "reinforce_plus_plus":
         yield (
             f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
             "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
@@ -86,7 +89,15 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_names and not args.asks_servers and args.command != "check":
-        yield NO_REWARD
+        if args.teaches_by in (None, "rlsd"):
+            yield NO_REWARD
+        for name, used in (
+            ("dynamic_sample", args.dynamic_sample),
+            ("prompt_sampler", args.prompt_sampler != "uniform"),
+            ("eval_strategy", args.evaluates),
+        ):
+            if args.teaches_by is not None and used:
+                yield f"--{name} goes by the rewards, and a teacher alone gives none: leave it out, or --reward_funcs"
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "

@@ -12,15 +12,12 @@ TABLE = {
         reward_model reward_model_type reward_model_revision reward_model_plugin reward_model_template
         reward_adapters reward_template num_reward_models=0 center_rewards_coefficient
     """,
-    "distillation from a teacher is not done in this version: leave the teacher's flags out for plain GRPO": """
-        teacher_model teacher_model_type teacher_model_revision teacher_model_server teacher_adapters
-        teacher_deepspeed teacher_tag_key=dataset teacher_kl_coef offload_teacher_model=false advantage_reweight
-        rlsd_lambda rlsd_lambda_decay_steps rlsd_lambda_warmup_steps rlsd_negative_only rlsd_reweight_clip_range
-        sdar_loss_coef=0 sdar_gate_beta
+    "the teacher is spread as the policy is, and its config.json says what it is: leave it out": """
+        teacher_deepspeed teacher_model_type teacher_model_revision
     """,
     "belongs to another --rlhf_type (dpo, kto, cpo, gkd, ...), which ms-swift does: leave it out": """
         cpo_alpha simpo_gamma rpo_alpha ld_alpha loss_weights discopop_tau desirable_weight undesirable_weight
-        label_smoothing=0 lmbda sft_alpha=0 seq_kd=false gkd_logits_topk
+        label_smoothing=0 lmbda sft_alpha=0 seq_kd=false
     """,
     "belongs to supervised training, which ms-swift does (swift sft): leave it out": """
         label_smoothing_factor=0 enable_dft_loss=false enable_channel_loss=false mrl_dims acc_strategy num_labels

@@ -96,7 +96,7 @@ class RlhfArguments(RlhfFlags):
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         found = super().with_secrets(environ)
-        return found if self.use_vllm else replace(found, api_key=None)
+        return found if self.use_vllm or self.teacher_model_server else replace(found, api_key=None)
 
 
 @dataclass(frozen=True, kw_only=True)

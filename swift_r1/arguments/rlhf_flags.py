@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
-from swift_r1.arguments.algorithm import AlgorithmArguments, ChordArguments, PPOArguments
+from swift_r1.arguments.algorithm import ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
+from swift_r1.arguments.distillation import POLICY, DistillationArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
@@ -30,7 +31,7 @@ class RlhfFlags(
     TrackerArguments,
     HubArguments,
     TrainingArguments,
-    AlgorithmArguments,
+    DistillationArguments,
     ChordArguments,
     PPOArguments,
     MultiTurnArguments,
@@ -63,6 +64,12 @@ class RlhfFlags(
     def wants_reference(self) -> bool:
         """Whether there is a KL, and so a reference policy."""
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
+
+    @property
+    def teacher_path(self) -> str | None:
+        """Of a teacher that is a model of its own, or the policy's at the start."""
+        path = self.teacher_model or (self.model if self.teacher_adapters else None)
+        return None if path == POLICY else path
 
     @property
     def start_adapters(self) -> list[str]:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from types import MethodType
 from typing import Any
 
+from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
@@ -86,6 +87,8 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
         faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
     if args.ref_model is not None and args.ref_model != args.model:
         faults += model_faults(args.ref_model, environ, "--ref_model")
+    if args.teacher_path is not None and args.teacher_path != args.model:
+        faults += model_faults(args.teacher_path, environ, "--teacher_model")
     return faults + family_faults(args.model, args.model_type)
 
 
@@ -165,6 +168,8 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
     if unnamed and "env_config" not in columns:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
+    if args.teacher_model == POLICY and HINT not in columns:
+        faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
     given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
     for name in args.reward_funcs:
         if name not in orms:

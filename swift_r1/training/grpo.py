@@ -18,6 +18,7 @@ from swift_r1.algorithms import (
     mean_metrics,
     policy_loss,
     real_advantages,
+    reverse_kl,
     rewards_less_kl,
     sum_metrics,
     top_entropy_threshold,
@@ -37,13 +38,16 @@ from swift_r1.training.token_values import StepTokens
 _SAMPLED = 256  # numbers of a matrix, at least
 
 
-def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
-    """The round's completions, which rank 0 has, as tensors on every rank. Collective."""
+def batch_of_round(
+    scored: ScoredRound | None, ranks: Ranks, prompts: Sequence[Sequence[int]] | None = None
+) -> RoundBatch:
+    """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
+    own. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
     batch = round_batch(
-        [one.prompt.token_ids for one in conversations],
+        prompts or [one.prompt.token_ids for one in conversations],
         [one.completion.token_ids for one in conversations],
         [one.completion.logprobs for one in conversations],
         [item.objective for item in scored.trained],
@@ -85,7 +89,8 @@ def before_training(
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = ref = values = None
         if old_policy:
-            old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+            now = backend.logprobs(micro.inputs, temperature)
+            old, entropies = micro.unflatten(now.logps), micro.unflatten(now.entropies)
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
@@ -120,6 +125,16 @@ def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, rank
         found[1, micro.samples] = micro.mask.double().sum(1).cpu()
     found = ranks.sum_data(found)
     return found[0] / found[1]
+
+
+def of_round(name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks) -> Tensor:
+    """The micro-batches' tensors `[B, T]` of this name, of all ranks, as one float32 `[N, longest]`: what is computed
+    from it does not depend on how the round was split. Collective."""
+    together = torch.zeros(len(batch), int(batch.completion_lengths.max()))
+    for micro in chain.from_iterable(steps):
+        part: Tensor = getattr(micro, name)
+        together[micro.samples, : part.shape[1]] = part.float().cpu()
+    return ranks.sum_data(together)
 
 
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
@@ -190,7 +205,9 @@ def train_step(
     # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
-    teaching = max((place for place, found in enumerate(signals, start=1) if found or config.kl_in_loss), default=1)
+    taught = config.sdar_loss_coef > 0 or any(micro.teacher_ids is not None for micro in batches)
+    everywhere = config.kl_in_loss or taught
+    teaching = max((place for place, found in enumerate(signals, start=1) if found or everywhere), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     weights: list[Tensor] = []  # of each micro-batch, on its device
@@ -199,7 +216,15 @@ def train_step(
         advantages, lacking = targets_of_real(batches, advantages, backend, config, temperature, ranks)
 
     def loss_of(micro: MicroBatch) -> LossOutput:
-        logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+        inputs, teacher_kl = micro.inputs, None
+        if micro.teacher_ids is not None:
+            ids = torch.cat([inputs.targets[:, None], micro.flatten(micro.teacher_ids)], 1)
+            inputs = inputs._replace(targets=ids)
+        found = backend.logprobs(inputs, temperature)
+        if micro.teacher_tops is not None:
+            teacher_kl = micro.unflatten(reverse_kl(found.logps[:, 1:], micro.flatten(micro.teacher_tops)))
+        logps = micro.unflatten(found.logps if found.logps.dim() == 1 else found.logps[:, 0])
+        entropies = micro.unflatten(found.entropies)
         result = policy_loss(
             logps,
             logps.detach() if micro.old_logps is None else micro.old_logps,
@@ -210,6 +235,8 @@ def train_step(
             rollout_logps=micro.rollout_logps,
             # The filter and its threshold must see the same numbers, or rounding decides about a token at the edge.
             entropies=micro.old_entropies if filtered else entropies,
+            teacher_kl=teacher_kl,
+            teacher_logps=micro.teacher_logps,
             normalizer=normalizer,
             entropy_threshold=threshold,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import RoundBatch
-from swift_r1.training.grpo import of_micro_batch, update
+from swift_r1.training.grpo import of_micro_batch, of_round, update
 from swift_r1.training.optimizer import LearningRate
 
 
@@ -32,19 +31,10 @@ def token_advantages(
     batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], config: PPOConfig, ranks: Ranks
 ) -> tuple[Advantages, dict[str, float]]:
     """From the rewards of the whole round and the critic's values, on every rank; and what to log. Collective."""
-    mask = batch.token_mask()
-
-    def of_round(name: str) -> Tensor:
-        """The micro-batches' tensors `[B, T]` of all ranks as one float32 `[N, longest]`: what is computed from it does
-        not depend on how the round was split."""
-        together = torch.zeros(mask.shape)
-        for micro in chain.from_iterable(steps):
-            part: Tensor = getattr(micro, name)
-            together[micro.samples, : part.shape[1]] = part.float().cpu()
-        return ranks.sum_data(together)
-
-    kl = {name: of_round(name) for name in ("old_logps", "ref_logps")} if config.kl_coef else {}
-    return ppo_targets(batch.rewards, of_round("old_values"), mask, config, **kl)
+    names = ("old_logps", "ref_logps") if config.kl_coef else ()
+    kl = {name: of_round(name, batch, steps, ranks) for name in names}
+    values = of_round("old_values", batch, steps, ranks)
+    return ppo_targets(batch.rewards, values, batch.token_mask(), config, **kl)
 
 
 def critic_step(

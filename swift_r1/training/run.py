@@ -53,6 +53,7 @@ from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
+from swift_r1.training.teachers import open_teacher
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
@@ -216,7 +217,10 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     models = [("loss", "", backend)]
     if critic is not None:
         models.append(("value_loss", "critic/", critic.backend))
-    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], reference, stopwatch)
+    batching = choose_batching(args, backend, critic_backend)
+    teacher = open_teacher(context, backend, batching)
+    frozen = [one for one in (reference, getattr(teacher, "model", None)) if one is not None]
+    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], frozen, stopwatch)
     learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
     moving = reference if args.sync_ref_model else None
     saver = Saver(
@@ -244,6 +248,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         reference=reference,
         critic=critic,
         experts=Experts(args, data.experts, batching, ranks) if args.chord_sft_dataset else None,
+        teacher=teacher,
         batching=batching,
         rounds=rounds,
         evaluator=evaluator,
@@ -269,7 +274,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             monitor=data.monitor,
             choices=data.choices,
             stopwatch=stopwatch,
-            timed=("generate", "reward", "train", "sync", *device.timed),
+            timed=("generate", "reward", *(["teacher"] if teacher else []), "train", "sync", *device.timed),
             max_skipped_steps=args.max_skipped_steps,
         ),
         recorder=recorder,
