@@ -23,7 +23,7 @@ from swift_r1.algorithms import (
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.aggregation import masked_metric, token_means
+from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
@@ -254,8 +254,7 @@ def train_step(
     metrics = update(losses, backend, learning_rate, ranks, teaching=teaching)
     if experts is not None:
         metrics["chord/mu"] = experts.mu
-        lacking = lacking * (1 - experts.mu)
-    metrics["loss"] += (lacking / normalizer).item()
+    metrics["loss"] += divide(lacking * (1 - metrics.get("chord/mu", 0.0)), normalizer).item()
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:
