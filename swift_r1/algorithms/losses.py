@@ -83,8 +83,8 @@ class LossConfig:
         for name in (*at_least_0, "fipo_clip_range", "sdar_loss_coef"):
             if (number := getattr(self, name)) is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
-        above_0 = ("delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold")
-        above_0 += ("fipo_decay_rate", "fipo_safety_threshold", "real_tau", "num_generations", "sdar_gate_beta")
+        above_0 = ["delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold"]
+        above_0 += ["fipo_decay_rate", "fipo_safety_threshold", "real_tau", "num_generations", "sdar_gate_beta"]
         for name in above_0:
             if (number := getattr(self, name)) is not None and not number > 0:
                 raise ValueError(f"{name} must be above 0, got {number}")
@@ -175,7 +175,7 @@ def discounted_future(values: Tensor, gamma: float) -> Tensor:
     places = torch.arange(size, device=values.device, dtype=values.dtype)
     decay = (gamma ** (places - places[:, None]).clamp(min=0)).triu()
     later = values.new_zeros(len(values), 1)
-    for block in reversed(values.split(size, 1)):
+    for block in reversed(torch.split(values, size, 1)):
         width = block.shape[1]
         own = block @ decay[:width, :width].T + later * (gamma * decay[:width, width - 1])
         later = own[:, :1]
