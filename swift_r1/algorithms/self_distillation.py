@@ -17,7 +17,8 @@ def rlsd_advantages(
 ) -> Tensor:
     """A * ((1 - strength) + strength * clip(exp(sign(A) * (teacher - old)), 1 - clip_range, 1 + clip_range))
 
-    RLSD, `--advantage_reweight rlsd`: the reward says in which direction, the teacher which tokens count more.
+    RLSD (arXiv 2604.03128), `--advantage_reweight rlsd`: the reward says in which direction, the teacher which tokens
+    count more.
 
     Args:
         advantages: `[B]`, of completions.
@@ -51,8 +52,8 @@ def sdar(logps: Tensor, teacher_logps: Tensor, gate_beta: float) -> tuple[Tensor
     """stopgrad(g) * (teacher - logp), g = sigmoid(gate_beta * (teacher - logp)): tokens of which the teacher is surer
     are learned from it.
 
-    SDAR, `--sdar_loss_coef`. All `[B, T]`; the gradient goes to `logps` alone. Also what to log: `sdar/gate_mean`,
-    `sdar/gate_active_ratio` (g above 1/2) and `sdar/teacher_gap_mean`.
+    SDAR (arXiv 2605.15155), `--sdar_loss_coef`. All `[B, T]`; the gradient goes to `logps` alone. Also what to log:
+    `sdar/gate_mean`, `sdar/gate_active_ratio` (g above 1/2) and `sdar/teacher_gap_mean`.
     """
     gap = teacher_logps.detach() - logps
     gate = (gate_beta * gap.detach()).sigmoid()
