@@ -95,8 +95,8 @@ class DistillationArguments(AlgorithmArguments):
     )
     advantage_reweight: str | None = flag(
         None,
-        "rlsd: the reward says in which direction, and the teacher which tokens of a completion count more",
-        _TAUGHT,
+        "rlsd: the reward says in which direction, and the teacher (by default the policy itself, which reads the "
+        f"column {HINT}) which tokens of a completion count more",
         choices=("rlsd",),
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef"),
     )
@@ -107,8 +107,8 @@ class DistillationArguments(AlgorithmArguments):
     rlsd_negative_only: bool = flag(False, "positive advantages stay as they are", _RLSD)
     sdar_loss_coef: float = flag(
         0.0,
-        "weight of a loss that draws the policy to the teacher on tokens of which the teacher is surer",
-        _TAUGHT,
+        "weight of a loss that draws the policy to the teacher (by default itself, reading the same column) on tokens "
+        "of which the teacher is surer",
         at_least=0,
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef", "advantage_reweight"),
     )
@@ -120,15 +120,21 @@ class DistillationArguments(AlgorithmArguments):
     @property
     def teaches_by(self) -> Literal["advantage", "reward", "loss", "rlsd", "sdar"] | None:
         """Where the teacher's word goes; None without a teacher."""
-        if not (self.teacher_model or self.teacher_adapters or self.teacher_model_server):
+        if self.teacher_or_policy is None and not (self.teacher_adapters or self.teacher_model_server):
             return None
         if self.gkd_logits_topk is not None:
             return "loss"
-        if self.sdar_loss_coef:
-            return "sdar"
-        if self.advantage_reweight is not None:
-            return "rlsd"
+        if self.sdar_loss_coef or self.advantage_reweight:
+            return "sdar" if self.sdar_loss_coef else "rlsd"
         return "reward" if self.teacher_kl_in_reward else "advantage"
+
+    @property
+    def teacher_or_policy(self) -> str | None:
+        """`--teacher_model`; by default of RLSD and SDAR the policy."""
+        by_itself = (self.sdar_loss_coef or self.advantage_reweight) and not (
+            self.teacher_adapters or self.teacher_model_server
+        )
+        return self.teacher_model or (POLICY if by_itself else None)
 
     @property
     def teacher_servers(self) -> dict[str, str]:

@@ -61,6 +61,7 @@ class RlhfArguments(RlhfFlags):
             multi_turn_scheduler=self.scheduler_name,
             use_gym_env=self.plays_gym or self.use_gym_env,
             steps_per_generation=micro_batches,
+            teacher_model=self.teacher_or_policy,
             generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,

@@ -154,7 +154,6 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--advantage_estimator reinforce_plus_plus --scale_rewards group", ["use batch or none"]),
         ("--advantage_estimator reinforce_plus_plus_baseline --scale_rewards group", ["use batch or none"]),
         ("--tau_pos 2", ["--tau_pos has no effect with --loss_type grpo"]),
-        ("--advantage_reweight rlsd", ["no effect without --teacher_model"]),
         ("--teacher_model m --rlsd_lambda 0.2", ["--rlsd_lambda has no effect without --advantage_reweight rlsd"]),
         ("--teacher_model m --sdar_gate_beta 2", ["--sdar_gate_beta has no effect without --sdar_loss_coef"]),
         (

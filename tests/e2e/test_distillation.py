@@ -111,12 +111,13 @@ def test_a_teacher_of_other_tokens_is_refused(rlhf, tiny_model, tmp_path, save_m
 
 def test_rlsd_and_sdar_of_a_policy_that_reads_a_hint(rlhf, tiny_model):
     """Rewards decide the direction of each completion; the teacher moves weight between its tokens, or adds a loss."""
-    flags = {"external_plugins": [PLUGIN, HINTS], "dataset": "hinted#200", "teacher_model": "policy", "max_steps": 3}
+    flags = {"external_plugins": [PLUGIN, HINTS], "dataset": "hinted#200", "max_steps": 3}
     flags |= {"learning_rate": 1e-2, "log_tokens": "all"}
     run = rlhf(tiny_model, advantage_reweight="rlsd", rlsd_lambda=0.8, rlsd_lambda_warmup_steps=2, **flags)
     assert run.code == 0
     assert [line["rlsd_lambda"] for line in run.steps] == [0, 0.4, 0.8]
     assert all(line["grad_norm"] > 0 for line in run.steps)
+    flags |= {"teacher_model": "policy"}  # the default
     run = rlhf(tiny_model, sdar_loss_coef=0.5, sdar_gate_beta=2, **flags | {"output_dir": run.folder / "sdar"})
     assert run.code == 0
     gates = [(line["sdar/gate_mean"], line["sdar/teacher_gap_mean"]) for line in run.steps]
