@@ -7,7 +7,7 @@
 
 For each seed GRPO trains the model as `examples/countdown_demo` does. Its last checkpoint then teaches the model as it
 was before, in each of the ways, with as many completions a step and the same flags; but for the last way rewards are
-logged and not learned from. Flags that are not its own go to `swift rlhf`. A run that was ended goes on, and one that is
+logged and not learned from. Flags that are not its own go to `swift rlhf`. A run that was ended goes on, one that is
 over is not done again. A row is a way of learning: its accuracy on the held-out problems at each evaluation, mean over
 the seeds, and in the last column each seed's after `--steps`.
 """

@@ -47,7 +47,7 @@ def test_in_the_reward_beside_reward_functions(rlhf, tiny_model, teacher):
         ]
 
 
-def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model):
+def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     flags = TAUGHT | {"external_plugins": HINTS, "dataset": "hinted#200", "gkd_logits_topk": 8, "max_steps": 2}
     run = rlhf(tiny_model, teacher_model="policy", **flags)
     assert run.code == 0
@@ -64,7 +64,7 @@ def test_a_server_teaches_as_the_model_itself_does(rlhf, tiny_model, teacher, st
     servers = [start_tiny(teacher) for _ in range(2)]
     for server in servers:
         wait_until_serving(server)
-    flags = TAUGHT | {"gkd_logits_topk": topk, "max_steps": 3, "temperature": 0.9}
+    flags = TAUGHT | {"gkd_logits_topk": topk, "max_steps": 2, "temperature": 0.9, "learning_rate": 1e-3}
     flags |= {"external_plugins": HINTS, "dataset": "hinted#200"}
     tags = [json.dumps({"url": one.url, "tags": [tag]}) for one, tag in zip(servers, ("even", "odd"), strict=True)]
     served = rlhf(
