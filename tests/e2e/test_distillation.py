@@ -52,9 +52,8 @@ def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     run = rlhf(tiny_model, teacher_model="policy", **flags)
     assert run.code == 0
     assert all(line["teacher_kl"] > 1e-4 for line in run.steps)
-    plain = rlhf(
-        tiny_model, teacher_model="policy", **flags | {"dataset": "counting#200", "output_dir": run.folder / "no"}
-    )
+    flags |= {"external_plugins": PLUGIN, "dataset": "counting#200", "output_dir": tmp_path / "plain"}
+    plain = rlhf(tiny_model, teacher_model="policy", **flags)
     assert plain.code == 2 and "teacher_prompt" in plain.errors
 
 
