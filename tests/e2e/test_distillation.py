@@ -106,3 +106,14 @@ def test_a_teacher_of_other_tokens_is_refused(rlhf, tiny_model, tmp_path, save_m
     tokenizer.save_pretrained(other)
     run = rlhf(tiny_model, teacher_model=other, **TAUGHT)
     assert run.code == 2 and "has another tokenizer than --model" in run.errors
+
+
+def test_beside_rounds_that_are_sampled_ahead(rlhf, tiny_model, teacher, start_tiny):
+    server = start_tiny(tiny_model)
+    wait_until_serving(server)
+    ahead = {"use_vllm": "true", "vllm_server_base_url": server.url, "async_generate": "true", "weight_check_steps": 0}
+    run = rlhf(tiny_model, teacher_model=teacher, gkd_logits_topk=102, **TAUGHT | ahead)
+    assert run.code == 0
+    assert max(line["rollout/staleness/max"] for line in run.steps) == 1.0
+    kls = [line["teacher_kl"] for line in run.steps]
+    assert sum(kls[-3:]) < 0.9 * sum(kls[:3])
