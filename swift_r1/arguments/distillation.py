@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from swift_r1.arguments.adapters import adapter_flags
 from swift_r1.arguments.algorithm import AlgorithmArguments
 from swift_r1.arguments.fields import Scope, check_url, flag
 
@@ -67,7 +69,11 @@ class DistillationArguments(AlgorithmArguments):
         "folder or id of a model that teaches, of the policy's tokenizer; --model itself: the policy of the start; "
         f"policy: the policy as it is, which reads the column {HINT}",
     )
-    teacher_adapters: str | None = flag(None, "folder of adapters over --teacher_model (default of that: --model)")
+    teacher_adapters: str | None = flag(
+        None,
+        "folder of adapters over --teacher_model (default of that: --model)",
+        check=partial(adapter_flags, "--teacher_adapters"),
+    )
     teacher_model_server: list[str] = flag(
         [],
         "address of a `swift rollout` server whose model teaches; of several, JSON with url and tags",

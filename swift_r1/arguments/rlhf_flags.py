@@ -85,6 +85,7 @@ class RlhfFlags(
         if self.train_type != "full":
             return own | {"adapters": self.start_adapters}
         reference = self.ref_model or self.model
+        own |= {"teacher_model": self.teacher_path} if self.teacher_adapters else {}
         return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
 
     @property

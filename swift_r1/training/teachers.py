@@ -107,7 +107,7 @@ class LocalTeacher(Teacher):
         inputs = micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
         found = self.model.logprobs(inputs._replace(top=self.top), self.temperature)
         if found.likeliest is None:
-            return replace(micro, teacher_logps=micro.unflatten(found.logps))
+            return _with(micro, found.logps)
         logps, ids, tops = found.logps[:, 0], found.likeliest[:, 1:], found.logps[:, 1:]
         unknown = ids >= self.vocab_size  # rows of padding, in a larger table than the policy's
         return _with(micro, logps, ids.masked_fill(unknown, 0), tops.masked_fill(unknown, -torch.inf))
@@ -136,20 +136,19 @@ class ServerTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         with self.ranks.busy():
             answers = None if scored is None else self._ask(scored)
-        logps, ids, tops = self.ranks.broadcast(answers)
+        said = self.ranks.broadcast(answers)
         first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
 
         def taught(micro: MicroBatch) -> MicroBatch:
             mask = micro.mask.cpu()
             place = (first[micro.samples][:, None] + torch.arange(mask.shape[1]))[mask]
-            own = (one[place].to(micro.mask.device) for one in (logps, ids, tops))
-            return _with(micro, *own)
+            return _with(micro, *(one[place].to(micro.mask.device) for one in said))
 
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
-        """Of all tokens of the completions, one after another: `[K]`, and twice `[K, top]`. Raises ServerUnreachable,
-        RunFailed."""
+        """Of all tokens of the completions, one after another: `[K]`, and with `top` twice `[K, top]`. Raises
+        ServerUnreachable, RunFailed."""
         conversations = [item.conversation for item in scored.trained]
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
         for number, one in enumerate(conversations):
@@ -171,7 +170,7 @@ class ServerTeacher(Teacher):
         flat = [[value for number in range(len(whole)) for value in rows[number][part]] for part in range(3)]
         kinds = (torch.float32, torch.long, torch.float32)
         logps, ids, tops = (torch.tensor(values, dtype=kind) for values, kind in zip(flat, kinds, strict=True))
-        return [logps, ids.view(-1, self.top), tops.view(-1, self.top)] if self.top else [logps, ids, tops]
+        return [logps, ids.view(-1, self.top), tops.view(-1, self.top)] if self.top else [logps]
 
     def _tag(self, prompt: Prompt) -> str:
         if "" in self.servers:
@@ -201,12 +200,11 @@ class ServerTeacher(Teacher):
         return answer
 
 
-def _with(micro: MicroBatch, logps: Tensor, ids: Tensor, tops: Tensor) -> MicroBatch:
-    """Of `[K]`, and `[K, top]` or nothing."""
-    if not ids.numel():
-        return replace(micro, teacher_logps=micro.unflatten(logps))
-    logps, ids, tops = map(micro.unflatten, (logps, ids, tops))
-    return replace(micro, teacher_logps=logps, teacher_ids=ids, teacher_tops=tops)
+def _with(micro: MicroBatch, *said: Tensor) -> MicroBatch:
+    """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
+    names = ("teacher_logps", "teacher_ids", "teacher_tops")
+    known: dict[str, Any] = dict(zip(names, map(micro.unflatten, said), strict=False))
+    return replace(micro, **known)
 
 
 def taught_advantages(

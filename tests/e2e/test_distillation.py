@@ -47,14 +47,13 @@ def test_in_the_reward_beside_reward_functions(rlhf, tiny_model, teacher):
         ]
 
 
-def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model):
+def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
     flags = TAUGHT | {"external_plugins": HINTS, "dataset": "hinted#200", "gkd_logits_topk": 8, "max_steps": 2}
     run = rlhf(tiny_model, teacher_model="policy", **flags)
     assert run.code == 0
     assert all(line["teacher_kl"] > 1e-4 for line in run.steps)
-    plain = rlhf(
-        tiny_model, teacher_model="policy", **flags | {"dataset": "counting#200", "output_dir": run.folder / "no"}
-    )
+    flags |= {"external_plugins": PLUGIN, "dataset": "counting#200", "output_dir": tmp_path / "plain"}
+    plain = rlhf(tiny_model, teacher_model="policy", **flags)
     assert plain.code == 2 and "teacher_prompt" in plain.errors
 
 
@@ -64,7 +63,7 @@ def test_a_server_teaches_as_the_model_itself_does(rlhf, tiny_model, teacher, st
     servers = [start_tiny(teacher) for _ in range(2)]
     for server in servers:
         wait_until_serving(server)
-    flags = TAUGHT | {"gkd_logits_topk": topk, "max_steps": 3, "temperature": 0.9}
+    flags = TAUGHT | {"gkd_logits_topk": topk, "max_steps": 2, "temperature": 0.9, "learning_rate": 1e-3}
     flags |= {"external_plugins": HINTS, "dataset": "hinted#200"}
     tags = [json.dumps({"url": one.url, "tags": [tag]}) for one, tag in zip(servers, ("even", "odd"), strict=True)]
     served = rlhf(
@@ -123,3 +122,14 @@ def test_rlsd_and_sdar_of_a_policy_that_reads_a_hint(rlhf, tiny_model):
     gates = [(line["sdar/gate_mean"], line["sdar/teacher_gap_mean"]) for line in run.steps]
     assert all(0 < gate < 1 and abs(gap) > 1e-5 for gate, gap in gates)
     assert all(line["grad_norm"] > 0 for line in run.steps)
+
+
+def test_beside_rounds_that_are_sampled_ahead(rlhf, tiny_model, teacher, start_tiny):
+    server = start_tiny(tiny_model)
+    wait_until_serving(server)
+    ahead = {"use_vllm": "true", "vllm_server_base_url": server.url, "async_generate": "true", "weight_check_steps": 0}
+    run = rlhf(tiny_model, teacher_model=teacher, gkd_logits_topk=102, **TAUGHT | ahead)
+    assert run.code == 0
+    assert max(line["rollout/staleness/max"] for line in run.steps) == 1.0
+    kls = [line["teacher_kl"] for line in run.steps]
+    assert sum(kls[-3:]) < 0.9 * sum(kls[:3])
