@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.weights.expected import expected_weights
@@ -45,7 +45,7 @@ class TinyEngine:
         hashed = tokenizer_hash(tokenizer)
         self.info = EngineInfo("tiny", "0", size, hashed, length, "float32", can_sleep=can_sleep)
         self.one_at_a_time = threading.Lock()
-        self.version = 0
+        self.version, self.temperature = 0, 1.0
         self.asleep: set[str] = set()
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
@@ -68,16 +68,22 @@ class TinyEngine:
         yield Piece(one.token_ids, text, finish_reason=one.finish_reason)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
-        def work() -> tuple[float, ...]:
+        return (await self.score_top(sequence, 1)).logprobs
+
+    async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
+        def work() -> Scored:
             with self.one_at_a_time:  # the engine has the model attend its own way while it generates
                 assert not self.asleep
                 ids = torch.tensor([list(sequence)])
-                logps = self.model(ids).logits[0, :-1].log_softmax(-1)
-            return tuple(logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
+                logps = (self.model(ids).logits[0, :-1] / self.temperature).log_softmax(-1)
+            found = logps.topk(top)
+            own = logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist()
+            return Scored(tuple(own), *(tuple(map(tuple, one.tolist())) for one in (found.indices, found.values)))
 
         return await asyncio.to_thread(work)
 
-    async def set_score_temperature(self, temperature: float) -> None: ...
+    async def set_score_temperature(self, temperature: float) -> None:
+        self.temperature = temperature
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         assert "weights" not in self.asleep

@@ -6,17 +6,23 @@ Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts th
 
 from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal
 from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
+from swift_r1.algorithms.chord import chord_mu, expert_loss
+from swift_r1.algorithms.distillation import reverse_kl, teacher_advantages
 from swift_r1.algorithms.losses import LossConfig, rewards_less_kl
 from swift_r1.algorithms.policy_loss import LossOutput, policy_loss, top_entropy_threshold
 from swift_r1.algorithms.ppo import PPOConfig, gae, ppo_targets, token_rewards, value_loss, whiten
+from swift_r1.algorithms.real import real_advantages, reward_labels
 from swift_r1.algorithms.rewards import from_flags
+from swift_r1.algorithms.self_distillation import rlsd_advantages, rlsd_strength, sdar
 
 __all__ = [
     "Advantages",
     "LossConfig",
     "LossOutput",
     "PPOConfig",
+    "chord_mu",
     "drop_truncated",
+    "expert_loss",
     "from_flags",
     "gae",
     "group_advantages",
@@ -25,8 +31,15 @@ __all__ = [
     "mean_metrics",
     "policy_loss",
     "ppo_targets",
+    "real_advantages",
+    "reverse_kl",
+    "reward_labels",
     "rewards_less_kl",
+    "rlsd_advantages",
+    "rlsd_strength",
+    "sdar",
     "sum_metrics",
+    "teacher_advantages",
     "token_rewards",
     "top_entropy_threshold",
     "value_loss",

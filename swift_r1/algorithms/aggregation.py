@@ -15,7 +15,7 @@ from torch import Tensor
 from swift_r1.algorithms.losses import LossConfig
 
 SUM, COUNT = "/sum", "/count"
-MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo"})
+MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo", "real"})
 """Losses that average over the tokens of each completion first, then over completions."""
 
 
@@ -47,8 +47,8 @@ def loss_normalizer(mask: Tensor, config: LossConfig) -> Tensor:
     """What this part of an optimizer step adds to the step's denominator.
 
     Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
-    as `normalizer`. It is `N` for `grpo` and `sapo`, the trained tokens for `bnpo`, `dapo` and `cispo`, and
-    `N * max_completion_length` for `dr_grpo`.
+    as `normalizer`. It is `N` for `grpo`, `sapo` and `real`, `N * max_completion_length` for `dr_grpo`, and the trained
+    tokens for the others.
 
     A completion without trained tokens (`--overlong_filter`) still counts in `N`: the others keep their weight.
 

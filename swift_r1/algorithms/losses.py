@@ -7,16 +7,16 @@ The token losses take an importance ratio `r` `[B, T]` (the same number along a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from swift_r1.algorithms.advantages import check_known
 
-LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"]
-ImportanceSamplingLevel = Literal["token", "sequence"]
+LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "fipo", "real"]
+ImportanceSamplingLevel = Literal["token", "sequence", "sequence_token"]
 RolloutCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 CISPO_EPSILON_HIGH = 5.0  # the cap on the importance ratio that `cispo` uses when `epsilon_high` is not given
@@ -37,13 +37,26 @@ class LossConfig:
     # a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap
     delta: float | None = None
     beta: float = 0.0  # weight of the KL to the reference policy
+    teacher_kl_coef: float = 1.0  # weight of the KL to a teacher, where there is one in the loss
     kl_in_reward: bool = False  # the KL was subtracted from the rewards, so the loss leaves it out
-    # one ratio per `token`, or one per completion (`sequence`, GSPO)
+    # one ratio per `token`, or one per completion (`sequence`, GSPO), whose gradient may be the token's own
+    # (`sequence_token`, GSPO-token)
     importance_sampling_level: ImportanceSamplingLevel = "token"
     max_completion_length: int = 512  # `L` of `dr_grpo`, in tokens
     # tau_pos, tau_neg: temperatures of `sapo` for advantages above zero and for all others
     tau_pos: float = 1.0
     tau_neg: float = 1.05
+    # of `fipo`: tokens until a token's effect on earlier ones is half; how far their weight may be from 1 (None or 0:
+    # any), and whether never below it; the ratio above which a token of negative advantage weighs 0.8 to 1 (None: none)
+    fipo_decay_rate: float = 32.0
+    fipo_clip_range: float | None = 0.2
+    fipo_clip_high_only: bool = True
+    fipo_safety_threshold: float | None = 4.0
+    real_tau: float = 0.5  # temperature of `real`
+    num_generations: int = 8  # completions in a group, which `real` compares
+    # weight of `sdar` and how sharp its gate is; 0: none, and no teacher's log-probs are needed
+    sdar_loss_coef: float = 0.0
+    sdar_gate_beta: float = 5.0
     # the share of trained tokens, those of highest entropy, that keep their policy loss; 1.0 keeps all
     top_entropy_quantile: float = 1.0
     # how the gap between engine and trainer is corrected; None: not at all
@@ -66,11 +79,13 @@ class LossConfig:
             raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
         if not 0 < self.top_entropy_quantile <= 1:
             raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
-        for name in ("epsilon_high", "beta", "off_policy_sequence_mask_delta"):
+        at_least_0 = ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta")
+        for name in (*at_least_0, "fipo_clip_range", "sdar_loss_coef"):
             if (number := getattr(self, name)) is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
-        threshold = "rollout_importance_sampling_threshold"
-        for name in ("delta", "max_completion_length", "tau_pos", "tau_neg", threshold):
+        above_0 = ["delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold"]
+        above_0 += ["fipo_decay_rate", "fipo_safety_threshold", "real_tau", "num_generations", "sdar_gate_beta"]
+        for name in above_0:
             if (number := getattr(self, name)) is not None and not number > 0:
                 raise ValueError(f"{name} must be above 0, got {number}")
 
@@ -87,12 +102,15 @@ class LossConfig:
         return self.beta > 0 and not self.kl_in_reward
 
 
-class TokenLoss(NamedTuple):
-    """`loss` `[B, T]`; bool `[B, T]` where the ratio was clipped from below and from above."""
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """`loss` `[B, T]`; bool `[B, T]` where the ratio was clipped from below and from above; what else to log, by name,
+    `[B, T]`."""
 
     loss: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def clipped_surrogate(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
@@ -129,10 +147,54 @@ def sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -
     return TokenLoss(-gate * advantages, nothing, nothing)
 
 
+def fipo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+    """`clipped_surrogate` times stopgrad(f_t), f_t = clip(exp(F_t)), F_t = sum over k >= t of gamma^(k - t) * log r_k
+
+    FIPO (arXiv 2603.19835): a token counts as the policy has moved on what followed it. gamma = 2^(-1 /
+    `fipo_decay_rate`); tokens with r above `delta` add nothing to F; f is clipped to 1 +- `fipo_clip_range`, with
+    `fipo_clip_high_only` from below at 1, and to 0.8..1 where A < 0 and r is above `fipo_safety_threshold`.
+    """
+    token, log_ratio = clipped_surrogate(ratio, logps, advantages, config), ratio.detach().log()
+    if config.delta is not None:
+        log_ratio = log_ratio.masked_fill(ratio > config.delta, 0.0)
+    future = discounted_future(log_ratio, 2 ** (-1 / config.fipo_decay_rate))
+    influence = future.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    if width := config.fipo_clip_range:
+        influence = influence.clamp(1.0 if config.fipo_clip_high_only else 1 - width, 1 + width)
+    safe = torch.ones_like(token.clipped_low)
+    if config.fipo_safety_threshold is not None:
+        safe = (advantages >= 0) | (ratio <= config.fipo_safety_threshold)
+        influence = torch.where(safe, influence, influence.clamp(0.8, 1.0))
+    metrics = {"fipo/future_kl": future, "fipo/influence_weight": influence, "fipo/safety_keep_ratio": safe}
+    return TokenLoss(token.loss * influence, token.clipped_low, token.clipped_high, metrics)
+
+
+def discounted_future(values: Tensor, gamma: float) -> Tensor:
+    """`[B, T]`: the sum over k >= t of gamma^(k - t) * values_k; by blocks, from the last one."""
+    size, blocks = 128, []
+    places = torch.arange(size, device=values.device, dtype=values.dtype)
+    decay = (gamma ** (places - places[:, None]).clamp(min=0)).triu()
+    later = values.new_zeros(len(values), 1)
+    for block in reversed(torch.split(values, size, 1)):
+        width = block.shape[1]
+        own = block @ decay[:width, :width].T + later * (gamma * decay[:width, width - 1])
+        later = own[:, :1]
+        blocks.append(own)
+    return torch.cat(blocks[::-1], 1)
+
+
+def real(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+    """-log(r) * A with the A of `real_advantages`, whose mean over completions has the gradient of REAL's loss."""
+    nothing = torch.zeros_like(ratio, dtype=torch.bool)
+    return TokenLoss(-ratio.log() * advantages, nothing, nothing)
+
+
 TOKEN_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor, LossConfig], TokenLoss]] = {
     **dict.fromkeys(("grpo", "bnpo", "dapo", "dr_grpo"), clipped_surrogate),
     "cispo": cispo,
     "sapo": sapo,
+    "fipo": fipo,
+    "real": real,
 }
 """`--loss_type` to its formula; the denominators are in `aggregation.py`."""
 

@@ -17,6 +17,10 @@ from swift_r1.algorithms.aggregation import (
 )
 from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig, RolloutCorrection, k3
 from swift_r1.algorithms.off_policy import kept_completions, off_policy_metrics
+from swift_r1.algorithms.self_distillation import sdar
+
+ROLLOUT_LOG_RATIO_BOUND = 20.0
+"""log(old / rollout) is kept within this: `sequence_mask` gives tokens their own weight, however large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,10 @@ class LossOutput:
     loss: Tensor
     # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
     # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with `ref_logps` `kl`; with
-    # `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what `off_policy_metrics` gives
-    # where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a rollout correction
-    # `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask `rollout/off_policy_masked`
+    # `teacher_kl` it; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what
+    # `off_policy_metrics` gives where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a
+    # rollout correction `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask
+    # `rollout/off_policy_masked`; those of `fipo` and `sdar`
     metrics: dict[str, Tensor]
     tokens: TokenOutcome | None = None  # of a policy's loss
 
@@ -55,13 +60,16 @@ def policy_loss(
     ref_logps: Tensor | None = None,
     rollout_logps: Tensor | None = None,
     entropies: Tensor | None = None,
+    teacher_kl: Tensor | None = None,
+    teacher_logps: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
-    """sum of (w * keep * l + beta * k3) over trained tokens, averaged as `config.loss_type` says.
+    """sum of (w * keep * l + beta * k3 + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar) over trained tokens,
+    averaged as `config.loss_type` says.
 
     `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
-    gets a gradient.
+    and `teacher_kl` get a gradient.
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
@@ -74,6 +82,8 @@ def policy_loss(
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
         rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
         entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
+        teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
         entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
@@ -84,6 +94,7 @@ def policy_loss(
     """
     check_shapes(logps=logps, old_logps=old_logps, mask=mask)
     check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
     if advantages.shape not in (logps.shape, logps.shape[:1]):
         raise ValueError(f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}")
     trained = mask != 0
@@ -106,6 +117,8 @@ def policy_loss(
         **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
         **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
     }
+    for name, values in token.metrics.items():
+        metrics |= masked_metric(name, values, weight)
 
     if (delta := config.off_policy_sequence_mask_delta) is not None:
         keep = kept_completions(logps, old_logps if rollout_logps is None else rollout_logps, advantages, weight, delta)
@@ -145,6 +158,18 @@ def policy_loss(
             per_token = per_token + config.beta * kl
     elif config.kl_in_loss:
         raise ValueError("beta above 0 needs ref_logps")
+    if config.sdar_loss_coef:
+        if teacher_logps is None:
+            raise ValueError("sdar_loss_coef above 0 needs teacher_logps")
+        distilled, gated = sdar(logps, _constant(teacher_logps, trained, dtype), config.sdar_gate_beta)
+        per_token = per_token + config.sdar_loss_coef * distilled
+        for name, values in gated.items():
+            metrics |= masked_metric(name, values, weight)
+
+    if teacher_kl is not None:
+        kl = teacher_kl.to(dtype).masked_fill(~trained, 0.0)
+        metrics |= masked_metric("teacher_kl", kl.detach(), weight)
+        per_token = per_token + config.teacher_kl_coef * kl
 
     numerator = loss_numerator(per_token, weight, config)
     loss = divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer)
@@ -155,24 +180,28 @@ def policy_loss(
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
     """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the row's trained tokens.
 
-    Sequence level: GSPO (arXiv 2507.18071, eq. 7). `mask` has the dtype of `logps`; padding must be finite.
+    Sequence level: GSPO (arXiv 2507.18071, eq. 7); GSPO-token (eq. 14) has its value, and the gradient of the token's
+    own log-prob. `mask` has the dtype of `logps`; padding must be finite.
     """
     log_ratio = logps - old_logps
-    if config.importance_sampling_level == "sequence":
-        log_ratio = token_means(log_ratio, mask)[:, None].expand_as(log_ratio)
+    if config.importance_sampling_level != "token":
+        log_ratio = token_means(log_ratio, mask)[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
+    if config.importance_sampling_level == "sequence_token":
+        log_ratio = log_ratio.detach() + (logps - logps.detach())
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def rollout_weights(
     old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, mode: RolloutCorrection, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """w = exp(old - rollout), per token or (its geometric mean) per completion, kept below `threshold`.
+    """w = exp(old - rollout), the token's or the completion's (their geometric mean), kept below `threshold`.
 
     Engine and trainer hold the same weights, yet their log-probs differ by numerics; `w` corrects for it. Sources:
     truncated importance sampling, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.
     2025); masking, IcePop (Ling team 2025) and MIS (Liu et al. 2025).
 
-    `*_truncate` gives `min(w, threshold)`; `*_mask` gives `w` where `w <= threshold`, else 0.
+    `*_truncate` gives `min(w, threshold)`. `*_mask` gives the token's w where the token's (or for `sequence_mask` the
+    completion's) is at most `threshold`, else 0.
 
     Args:
         old_logps, rollout_logps: `[B, T]`, the trainer's under the weights that sampled, and the engine's; finite where
@@ -181,15 +210,13 @@ def rollout_weights(
         threshold: the largest weight, above 0.
 
     Returns:
-        Weights without gradient, and bool, whether they were above the threshold; each `[B, T]`, or `[B, 1]` for
-        sequences.
+        Weights without gradient, and bool, whether what is compared was above the threshold; each `[B, T]`, or `[B, 1]`
+        where it is the same for all tokens.
     """
-    log_ratio = (old_logps - rollout_logps).detach()
-    if mode.startswith("sequence"):
-        log_ratio = token_means(log_ratio, mask)[:, None]
-    ratio = log_ratio.exp()  # may overflow: the threshold is below infinity, and there is no backward pass
-    over = ratio > threshold
-    weights = ratio.masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
+    log_ratio = (old_logps - rollout_logps).detach().clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
+    compared = token_means(log_ratio, mask)[:, None] if mode.startswith("sequence") else log_ratio
+    ratio, over = compared.exp(), compared.exp() > threshold
+    weights = log_ratio.exp().masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
     return weights, over
 
 

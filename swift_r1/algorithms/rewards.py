@@ -54,12 +54,13 @@ class Composition:
             truncated: `N`, whether the completion was cut off.
             num_generations: completions per group; divides `N`.
         """
-        rewards = self._sums(columns)
+        # Without functions (a teacher alone) all are equal.
+        rewards = self._sums(columns) if columns else (0.0,) * len(truncated)
         if (value := self.truncated_reward) is not None:
             rewards = tuple(value if cut else reward for reward, cut in zip(rewards, truncated, strict=True))
         if (penalty := self.missing_eos_penalty) is not None:
             rewards = tuple(reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True))
-        if self.multi_objective_aggregation == "sum_then_normalize":
+        if self.multi_objective_aggregation == "sum_then_normalize" or not columns:
             return Totals(rewards, rewards)
         return Totals(rewards, self._sums([normalize_groups(values, num_generations) for values in columns]))
 

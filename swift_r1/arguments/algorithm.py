@@ -29,8 +29,13 @@ _KL = _not_ppo("the KL is in the reward: --kl_coef")
 _EQUAL = _not_ppo("a group of equal rewards teaches the critic too")
 _ONE_LOSS = _not_ppo("it has one loss, the mean over tokens")
 _SAPO = _reads("sapo")
-_CLIPS = _reads("grpo", "bnpo", "dapo", "dr_grpo")
-_CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
+_FIPO = _reads("fipo")
+_REAL = _reads("real")
+_CLIPS = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo")
+_CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo", "cispo")
+_NOT_REAL = Scope(lambda args: args.loss_type != "real", "with --loss_type real: only the sign of advantages counts")
+_ONE_SCORE = Scope(lambda args: args.loss_type != "real", "with --loss_type real: it has the sequence's mean")
+_CHORD = Scope(lambda args: bool(args.chord_sft_dataset), "without --chord_sft_dataset")
 _REFERENCE = Scope(
     lambda args: args.wants_reference,
     "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
@@ -69,34 +74,49 @@ class AlgorithmArguments:
         "grpo",
         "the loss, and its divisor",
         _ONE_LOSS,
-        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"),
-        elsewhere=dict.fromkeys(
-            ("fipo", "real"), "is not done in this version: grpo is the plain loss, dapo a near one"
-        ),
+        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "fipo", "real"),
     )
+    fipo_decay_rate: float = flag(
+        32.0, "fipo: tokens until the effect of later ones on a token's weight is half", _ONE_LOSS, _FIPO, more_than=0
+    )
+    fipo_clip_range: float = flag(
+        0.2, "fipo: how far a token's weight may be from 1; 0: any", _ONE_LOSS, _FIPO, at_least=0, less_than=1
+    )
+    fipo_clip_high_only: bool = flag(True, "fipo: no weight below 1", _ONE_LOSS, _FIPO)
+    fipo_safety_threshold: float = flag(
+        4.0,
+        "fipo: ratio above which a token of negative advantage has a weight of 0.8 to 1",
+        *(_ONE_LOSS, _FIPO),
+        more_than=0,
+    )
+    real_tau: float = flag(0.5, "real: temperature; the gradient is at most 1 / it", _ONE_LOSS, _REAL, more_than=0)
     scale_rewards: str | None = flag(
         None,
-        "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch)",
+        "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch); gdpo: batch, with "
+        "--multi_objective_aggregation normalize_then_sum",
         _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
-        choices=("group", "batch", "none"),
+        _NOT_REAL,
+        choices=("group", "batch", "none", "gdpo"),
         synonyms={"true": "group", "false": "none"},
-        elsewhere={"gdpo": "is written --multi_objective_aggregation normalize_then_sum here"},
     )
     advantage_estimator: str = flag(
         "grpo",
-        "how rewards become advantages",
+        "how rewards become advantages; reinforce_plus_plus (or ..._batch) has the batch's mean as its baseline, "
+        "reinforce_plus_plus_baseline (or ..._group) the group's",
         _not_ppo("advantages come from the critic"),
         choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-        ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_baseline here",
+        synonyms={
+            "reinforce_plus_plus_batch": "reinforce_plus_plus",
+            "reinforce_plus_plus_group": "reinforce_plus_plus_baseline",
+        },
+        ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
     )
     importance_sampling_level: str = flag(
         "token",
-        "level of the importance ratio",
+        "level of the importance ratio; sequence_token: the completion's, with the gradient of each token's own",
         _not_ppo("advantages, and so ratios, are of tokens"),
-        choices=("token", "sequence"),
-        elsewhere={
-            "sequence_token": "is written sequence here (one advantage per completion makes their gradients the same)"
-        },
+        _ONE_SCORE,
+        choices=("token", "sequence", "sequence_token"),
     )
     top_entropy_quantile: float = flag(
         1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
@@ -162,6 +182,26 @@ class AlgorithmArguments:
     generation_batch_size: int | None = flag(
         None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChordArguments:
+    """CHORD."""
+
+    chord_sft_dataset: list[str] = flag(
+        [],
+        "data sets of questions with answers, written like --dataset; mu times the loss of their answers and 1 - mu "
+        "times the policy's make the loss",
+        _not_ppo("it is GRPO's"),
+    )
+    chord_sft_per_device_train_batch_size: int | None = flag(
+        None, "such rows per process and accumulation step", _CHORD, at_least=1
+    )
+    chord_enable_phi_function: bool = flag(False, "weigh each of their tokens by p (1 - p)", _CHORD)
+    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu is at its peak", _CHORD, at_least=0)
+    chord_mu_decay_steps: int | None = flag(None, "steps from there to its last value", _CHORD, at_least=0)
+    chord_mu_peak: float | None = flag(None, "largest mu", _CHORD, at_least=0, at_most=1)
+    chord_mu_valley: float | None = flag(None, "last mu", _CHORD, at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+_CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -44,7 +45,10 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
-    if args.rlhf_type == "grpo" and args.num_generations < 2 and args.advantage_estimator != "reinforce_plus_plus":
+    yield from args.distillation_faults()
+    taught = args.teaches_by in ("advantage", "loss", "sdar")
+    alone = args.rlhf_type == "grpo" and args.num_generations < 2 and not taught
+    if alone and args.advantage_estimator != "reinforce_plus_plus":
         yield (
             f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
             "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
@@ -52,8 +56,13 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         )
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+    chord = {f"chord_{name}": getattr(args, f"chord_{name}") for name in _CHORD} if args.chord_sft_dataset else {}
+    if missing := [f"--{name}" for name, value in chord.items() if value is None]:
+        yield f"--chord_sft_dataset needs {', '.join(missing)}"
+    if args.loss_type == "fipo" and args.importance_sampling_level != "token":
+        yield "--loss_type fipo weighs tokens by their own ratios: use --importance_sampling_level token"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if args.loss_type not in ("cispo", "sapo") and args.delta is not None and args.delta <= 1 + clip_high:
+    if args.loss_type not in ("cispo", "sapo", "real") and args.delta is not None and args.delta <= 1 + clip_high:
         yield (
             f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
             "advantages but clip positive ones, which is what --epsilon_high does"
@@ -80,7 +89,15 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_names and not args.asks_servers and args.command != "check":
-        yield NO_REWARD
+        if args.teaches_by in (None, "rlsd"):
+            yield NO_REWARD
+        for name, used in (
+            ("dynamic_sample", args.dynamic_sample),
+            ("prompt_sampler", args.prompt_sampler != "uniform"),
+            ("eval_strategy", args.evaluates),
+        ):
+            if args.teaches_by is not None and used:
+                yield f"--{name} goes by the rewards, and a teacher alone gives none: leave it out, or --reward_funcs"
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
@@ -95,7 +112,7 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         yield "--reward_funcs api needs --reward_api URL"
     if "judge" in args.reward_funcs and args.judge is None:
         yield "--reward_funcs judge needs --judge FILE (docs/rewards.md)"
-    if args.multi_objective_aggregation == "normalize_then_sum":
+    if args.normalizes_objectives:
         for name in ("truncated_reward", "missing_eos_penalty"):
             if getattr(args, name) is not None:
                 yield (
@@ -214,6 +231,11 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
             f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
             f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
             "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
+        )
+    elif args.loss_type == "real" and (step := micro_batch * accumulation) % args.num_generations:
+        yield (
+            f"--loss_type real compares all completions of a prompt, and an optimizer step of {step} ({across} x "
+            f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
         )
 
 

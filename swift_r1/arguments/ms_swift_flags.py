@@ -14,22 +14,12 @@ TABLE = {
     "--reward_model says how many there are": """
         num_reward_models=*
     """,
-    "distillation from a teacher is not done in this version: leave the teacher's flags out for plain GRPO": """
-        teacher_model teacher_model_type teacher_model_revision teacher_model_server teacher_adapters
-        teacher_deepspeed teacher_tag_key=dataset teacher_kl_coef offload_teacher_model=false advantage_reweight
-        rlsd_lambda rlsd_lambda_decay_steps rlsd_lambda_warmup_steps rlsd_negative_only rlsd_reweight_clip_range
-        sdar_loss_coef=0 sdar_gate_beta
-    """,
-    "CHORD (supervised steps beside GRPO's) is not done in this version: leave its flags out for plain GRPO": """
-        chord_sft_dataset chord_sft_per_device_train_batch_size chord_enable_phi_function chord_mu_decay_steps
-        chord_mu_peak chord_mu_valley chord_mu_warmup_steps
-    """,
-    "the losses fipo and real are not done in this version: --loss_type says which are": """
-        fipo_clip_high_only fipo_clip_range fipo_decay_rate fipo_safety_threshold real_tau
+    "the teacher is spread as the policy is, and its config.json says what it is: leave it out": """
+        teacher_deepspeed teacher_model_type teacher_model_revision
     """,
     "belongs to another --rlhf_type (dpo, kto, cpo, gkd, ...), which ms-swift does: leave it out": """
         cpo_alpha simpo_gamma rpo_alpha ld_alpha loss_weights discopop_tau desirable_weight undesirable_weight
-        label_smoothing=0 lmbda sft_alpha=0 seq_kd=false gkd_logits_topk
+        label_smoothing=0 lmbda sft_alpha=0 seq_kd=false
     """,
     "belongs to supervised training, which ms-swift does (swift sft): leave it out": """
         label_smoothing_factor=0 enable_dft_loss=false enable_channel_loss=false mrl_dims acc_strategy num_labels
@@ -44,9 +34,12 @@ TABLE = {
     """,
     "mixture-of-experts specifics are not done here: leave it out": """
         router_aux_loss_coef=0 moe_router_load_balancing_type moe_grouped_gemm moe_aux_loss_coeff=0
-        expert_model_parallel_size=1 moe_permute_fusion moe_shared_expert_overlap router_replay_mode=disabled
+        expert_model_parallel_size=1 moe_permute_fusion moe_shared_expert_overlap
         vllm_enable_expert_parallel=false moe_z_loss_coeff moe_expert_capacity_factor moe_token_dispatcher_type
         expert_tensor_parallel_size=1 experts_impl
+    """,
+    "vLLM tells the experts it chose on a GPU only; --rollout_importance_sampling_mode corrects for other choices": """
+        router_replay_mode=disabled
     """,
     "Megatron is not done here: --deepspeed shards the model": """
         tensor_model_parallel_size=1 pipeline_model_parallel_size=1 context_parallel_size=1 sequence_parallel_impl
@@ -187,7 +180,7 @@ TABLE = {
         enable_flattened_weight_sync=true move_model_batches=*
     """,
     "--max_completion_length is the longest completion": """
-        max_new_tokens response_length
+        max_new_tokens
     """,
     "--multi_turn_scheduler is what leads several turns": """
         multi_turn_func

@@ -187,6 +187,13 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
     if args.chosen:
         rows["chosen"] = "; ".join(args.chosen)
+    if (how := args.teaches_by) is not None:
+        who = ", ".join(filter(None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]))
+        places = {"advantage": "each token's advantage", "reward": "the reward"}
+        where = places.get(how, f"the loss, over {args.gkd_logits_topk} tokens")
+        others = {"rlsd": f"RLSD x {args.rlsd_lambda:g}", "sdar": f"SDAR x {args.sdar_loss_coef:g}"}
+        rows["teacher"] = f"{who}, {others.get(how, f'x {args.teacher_kl_coef:g} in {where}')}"
+        rows["rewards"] = rows["rewards"] or "none"
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"

@@ -61,6 +61,7 @@ class RlhfArguments(RlhfFlags):
             multi_turn_scheduler=self.scheduler_name,
             use_gym_env=self.plays_gym or self.use_gym_env,
             steps_per_generation=micro_batches,
+            teacher_model=self.teacher_or_policy,
             generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
@@ -68,7 +69,8 @@ class RlhfArguments(RlhfFlags):
             response_prefix=newlines(self.response_prefix),
             judge=self.judge_content,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or self.default_scale,
+            scale_rewards=self.default_scale if self.scale_rewards in (None, "gdpo") else self.scale_rewards,
+            multi_objective_aggregation="normalize_then_sum" if self.normalizes_objectives else "sum_then_normalize",
             rollout_importance_sampling_mode=self.correction,
             reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
@@ -90,13 +92,13 @@ class RlhfArguments(RlhfFlags):
     @property
     def default_scale(self) -> str:
         """`--scale_rewards` where it is not given."""
-        if self.multi_objective_aggregation == "normalize_then_sum":
+        if self.normalizes_objectives:
             return "batch"  # GDPO: the groups are normalised already
         return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         found = super().with_secrets(environ)
-        return found if self.use_vllm else replace(found, api_key=None)
+        return found if self.use_vllm or self.teacher_model_server else replace(found, api_key=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
-from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
+from swift_r1.arguments.algorithm import ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
+from swift_r1.arguments.distillation import POLICY, DistillationArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
@@ -30,7 +31,8 @@ class RlhfFlags(
     TrackerArguments,
     HubArguments,
     TrainingArguments,
-    AlgorithmArguments,
+    DistillationArguments,
+    ChordArguments,
     PPOArguments,
     MultiTurnArguments,
     GenerationArguments,
@@ -64,6 +66,12 @@ class RlhfFlags(
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
 
     @property
+    def teacher_path(self) -> str | None:
+        """Of a teacher that is a model of its own, or the policy's at the start."""
+        path = self.teacher_model or (self.model if self.teacher_adapters else None)
+        return None if path == POLICY else path
+
+    @property
     def start_adapters(self) -> list[str]:
         resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
         return self.adapters or resumed
@@ -77,6 +85,7 @@ class RlhfFlags(
         if self.train_type != "full":
             return own | {"adapters": self.start_adapters}
         reference = self.ref_model or self.model
+        own |= {"teacher_model": self.teacher_path} if self.teacher_adapters else {}
         return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
 
     @property
@@ -93,6 +102,11 @@ class RlhfFlags(
         from swift_r1.rewards.judge_config import judge_text
 
         return judge_text(self.judge)
+
+    @property
+    def normalizes_objectives(self) -> bool:
+        """GDPO, in its two spellings."""
+        return self.multi_objective_aggregation == "normalize_then_sum" or self.scale_rewards == "gdpo"
 
     @property
     def correction(self) -> str | None:

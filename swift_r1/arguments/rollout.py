@@ -12,6 +12,7 @@ from swift_r1.arguments.parser import API_KEY_VARIABLE
 GYM_SCHEDULER = "gym_scheduler"
 
 _VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
+_A_SERVER = Scope(lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true")
 _COLOCATED = Scope(lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`")
 _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
@@ -95,7 +96,7 @@ class GenerationArguments(EngineFlags):
         instead_of=("vllm_server_host", "vllm_server_port"),
     )
     vllm_server_timeout: float = free(
-        240.0, "seconds to wait for a server, at the start and when it is lost", _VLLM, more_than=0
+        240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
     )
     weight_transport: str = free(
         "auto",
@@ -124,7 +125,7 @@ class GenerationArguments(EngineFlags):
         at_least=0,
     )
     api_key: str | None = free(
-        None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+        None, "the server's key (better: in SWIFT_API_KEY)", _A_SERVER, _OWN_ADDRESS, secret=API_KEY_VARIABLE
     )
     num_generations: int = flag(
         8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
@@ -148,7 +149,7 @@ class GenerationArguments(EngineFlags):
         "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
         check=check_pattern,
     )
-    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
+    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1, aliases=("response_length",))
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from types import MethodType
 from typing import Any
 
+from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
@@ -60,7 +61,7 @@ def check_inputs(
     ]
     data: LoadedData | None = None
     try:
-        open_sources([*args.dataset, *args.val_dataset], use_hf=args.use_hf)
+        open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
         data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
         faults += error.faults
@@ -90,6 +91,8 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
         faults += model_faults(args.ref_model, environ, "--ref_model")
     for path in args.reward_model:
         faults += model_faults(path, environ, "--reward_model")
+    if args.teacher_path is not None and args.teacher_path != args.model:
+        faults += model_faults(args.teacher_path, environ, "--teacher_model")
     return faults + family_faults(args.model, args.model_type)
 
 
@@ -169,6 +172,8 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
     if unnamed and "env_config" not in columns:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
+    if args.teacher_model == POLICY and HINT not in columns:
+        faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
     given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
     for name in args.reward_funcs:
         if name not in orms:

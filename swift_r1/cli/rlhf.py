@@ -138,7 +138,7 @@ def environment_of(
         os.environ,
         world,
         offline=not args.push_to_hub
-        and all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model)))),
+        and all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model, args.teacher_path)))),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,

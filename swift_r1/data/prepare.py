@@ -78,7 +78,7 @@ def prepared_rows(
             os.utime(kept.path)
         if flags.strict and kept.drops.broken:
             raise UsageError(f"--strict true: dataset {source.name}: {kept.drops.examples[0]}")
-        _report(source, kept.drops)
+        report_drops(source, kept.drops)
         return kept
     try:
         store = _made(source, split, count, flags, cache / (key or f"{RUN_ONLY}{uuid.uuid4().hex}"))
@@ -119,7 +119,7 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, pat
         seconds = time.perf_counter() - started
         if seconds > 2:
             _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{rows:,}", seconds)
-        _report(source, drops)
+        report_drops(source, drops)
 
     shown = _with_progress(blocks, f"preparing {source.name}", count)
     return write_store(path, shown, check, replace=not flags.load_from_cache_file)
@@ -140,7 +140,7 @@ def require_rows(source: Source, count: int, drops: Drops) -> None:
     raise UsageError(f"dataset {source.spec.raw}: none of its {drops.seen} rows can be used: {causes}")
 
 
-def _report(source: Source, drops: Drops) -> None:
+def report_drops(source: Source, drops: Drops) -> None:
     if drops.broken:
         _logger.warning(
             "dataset %s: %d of %d rows left out, for example:\n  %s",

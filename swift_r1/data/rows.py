@@ -86,7 +86,7 @@ def results(
         if fault is None:
             renamed = _renamed(raw, columns)
             try:
-                rows = _as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
+                rows = as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
                 for row in rows:
                     _refuse_unread(row, agent_template)
                     row["messages"] = _prompt_messages(row)
@@ -125,7 +125,7 @@ def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
     return row
 
 
-def _as_list(result: Any) -> list[Row]:
+def as_list(result: Any) -> list[Row]:
     if result is None:
         return []
     results = result if isinstance(result, list) else [result]

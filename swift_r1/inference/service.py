@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import Any
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import one_line
 from swift_r1.inference.admission import all_results, check_request, check_tokens
-from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas
+from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas, Scored
 from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.updates import WeightUpdates
@@ -22,7 +23,6 @@ from swift_r1.weights.expected import Shapes
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import HTTPError
 
-Rows = tuple[tuple[float, ...], ...]
 Load = Callable[[], tuple[InferenceEngine, Shapes]]
 
 logger = logging.getLogger("swift_r1.inference")
@@ -112,26 +112,35 @@ class RolloutService:
         if request.temperature != 1.0 or self.engine.scores_alone:
             async with self.admission.alone(), self._score_temperature(request.temperature):
                 version = self.machine.version
-                rows, *copies = await self._scores(request.sequences, lease)
+                rows, *copies = await self._scores(request, lease)
         else:
             while True:
                 async with self.admission.admitted():
                     version = self.machine.version
-                    rows, *copies = await self._scores(request.sequences, lease)
+                    rows, *copies = await self._scores(request, lease)
                     # Where updates do not wait, one may have come meanwhile.
                     if self.machine.newest_version == version:
                         break
-        return wire.ScoreResponse(logprobs=rows, weight_version=version, copies=tuple(copies))
+        more: dict[str, Any] = {}
+        if request.top:
+            more = {"top_ids": [one.top_ids for one in rows], "top_logprobs": [one.top_logprobs for one in rows]}
+        logprobs, *others = (tuple(one.logprobs for one in copy) for copy in (rows, *copies))
+        return wire.ScoreResponse(logprobs=logprobs, weight_version=version, copies=tuple(others), **more)
 
-    async def _scores(self, sequences: Sequence[Sequence[int]], lease: str | None) -> list[Rows]:
-        """Of every copy of the model: each must use the weights that it was sent."""
+    async def _scores(self, request: wire.ScoreRequest, lease: str | None) -> list[Sequence[Scored]]:
+        """Of every copy of the model, where each must use the weights that it was sent."""
 
-        async def score(engine: InferenceEngine) -> Rows:
+        async def of_one(engine: InferenceEngine, sequence: Sequence[int]) -> Scored:
+            if request.top:
+                return await engine.score_top(sequence, request.top)
+            return Scored(await engine.score(sequence))
+
+        async def score(engine: InferenceEngine) -> Sequence[Scored]:
             if engine.scores_alone:
-                return tuple([await engine.score(one) for one in sequences])
-            return tuple(await all_results([engine.score(one) for one in sequences]))
+                return [await of_one(engine, one) for one in request.sequences]
+            return await all_results([of_one(engine, one) for one in request.sequences])
 
-        engines = self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
+        engines = self.engine.engines if isinstance(self.engine, Replicas) and request.every_copy else (self.engine,)
         return await self.admission.stoppable([score(engine) for engine in engines], lease)
 
     @asynccontextmanager

@@ -29,13 +29,14 @@ class ModelInputs(NamedTuple):
     # `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` tokens that the policy wrote is
     # predicted
     positions: Tensor
-    targets: Tensor  # `[K]` int64, the tokens predicted there
+    targets: Tensor  # int64, the tokens predicted there, `[K]`; or `[K, W]`, others in their places too
     position_ids: Tensor | None = None  # None, or where packed `[1, S]` int64
     # the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's own attention
     # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
     sequence: SequenceGroup | None = None  # the ranks that a packed row's tokens are spread over
     mine: Tensor | None = None  # int64, which of the `K` tokens this rank of `sequence` predicts; None without one
+    top: int = 0  # so many of the likeliest tokens in each place are targets too (`selective_logprobs`)
 
     def own(self) -> ModelInputs:
         """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
@@ -72,13 +73,24 @@ class MicroBatch:
     old_logps: Tensor | None = None
     old_entropies: Tensor | None = None
     ref_logps: Tensor | None = None  # `[B, T]` float32, None without a reference policy
+    teacher_logps: Tensor | None = None  # `[B, T]` float32, None without a teacher
+    # teacher_ids, teacher_tops: `[B, T, M]` int64 and float32, the likeliest tokens in each place under the teacher and
+    # their log-probs, -inf for none; None where the loss has no KL to a teacher
+    teacher_ids: Tensor | None = None
+    teacher_tops: Tensor | None = None
     # `[B, T]` float32, of the critic before the round's first update; None without a critic
     old_values: Tensor | None = None
 
     def unflatten(self, values: Tensor) -> Tensor:
-        """`[K]` per-token values as `[B, T]`, zero on padding."""
+        """`[K, *]` per-token values as `[B, T, *]`, zero on padding."""
         # Not by the mask: how many a mask chooses only the device knows, and asking it takes as long as its queue.
-        return values.new_zeros(self.mask.numel()).index_copy(0, self.places, values).view_as(self.mask)
+        sizes = values.shape[1:]
+        flat = values.new_zeros(self.mask.numel(), *sizes).index_copy(0, self.places, values)
+        return flat.view(*self.mask.shape, *sizes)
+
+    def flatten(self, values: Tensor) -> Tensor:
+        """`[B, T, *]` as `[K, *]`."""
+        return values.flatten(0, 1).index_select(0, self.places)
 
 
 class Policy(nn.Module):
@@ -90,9 +102,10 @@ class Policy(nn.Module):
         self.logprob_head = LogprobHead(output_head(model), model.config.get_text_config())
 
     def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
-        """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); `[K]` float32 each."""
-        head = partial(self.logprob_head, temperature=temperature)
-        return TokenLogprobs(*_of_tokens(self.model, ModelInputs(*fields), head))
+        """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); of `K` tokens."""
+        inputs = ModelInputs(*fields)
+        head = partial(self.logprob_head, temperature=temperature, top=inputs.top)
+        return TokenLogprobs(*_of_tokens(self.model, inputs, head))
 
 
 class Critic(nn.Module):
@@ -106,7 +119,8 @@ class Critic(nn.Module):
     def forward(self, *fields: Any) -> Tensor:
         """Of the fields of `ModelInputs`; float32 `[K]`: at the position that predicts a token the value of the state
         before it."""
-        [values] = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
+        found = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
+        values: Tensor = found[0]
         return values
 
 
@@ -126,11 +140,11 @@ class LogprobHead(nn.Module):
         scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(config, "final_logit_softcapping", None))
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, top: int) -> TokenLogprobs:
         weight, bias = self.weight, self.bias
         if getattr(self._switch[0], "disable_adapters", False):
             weight, bias = self.loaded_weight, self.loaded_bias
-        return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature)
+        return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top)
 
 
 class ValueHead(nn.Module):
@@ -148,15 +162,15 @@ class ValueHead(nn.Module):
 
 
 def _of_tokens(
-    model: PreTrainedModel, inputs: ModelInputs, head: Callable[[Tensor, Tensor], Sequence[Tensor]]
-) -> Sequence[Tensor]:
-    """What `head` gives (`[K]` each) of the states before `K` tokens and of these; each rank of a group computes it for
-    its own tokens."""
+    model: PreTrainedModel, inputs: ModelInputs, head: Callable[[Tensor, Tensor], Sequence[Any]]
+) -> Sequence[Any]:
+    """What `head` gives (`[K, *]` each) of the states before `K` tokens and of these; each rank of a group computes it
+    for its own tokens."""
     if inputs.sequence is None:
         return head(_chosen_states(model, inputs), inputs.targets)
     own = inputs.own()
     found = head(_chosen_states(model, own), own.targets)
-    return [inputs.together(values) for values in found]
+    return [inputs.together(values) for values in found if values is not None]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

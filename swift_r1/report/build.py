@@ -24,6 +24,7 @@ _PANELS = {
     "completions/clipped_ratio": "Share of completions that were cut off",
     "entropy": "Entropy",
     "kl": "KL to the reference policy",
+    "teacher_kl": "KL to the teacher",
     "clip_ratio/low": "Share of tokens clipped below",
     "clip_ratio/high": "Share of tokens clipped above",
     "rollout/logp_diff": "Log-probs: trainer against engine",

@@ -21,7 +21,7 @@ _FACTS = {
 }
 _CURVES = {"reward": ".3f", "completions/mean_length": ".0f", "kl": ".4f", "entropy": ".3f"}
 _POINTS = 12  # of the table of curves, at most
-_PHASES = ("generate", "reward", "train", "sync")
+_PHASES = ("generate", "reward", "teacher", "train", "sync")
 
 
 def facts(run: RunFolder) -> dict[str, str]:

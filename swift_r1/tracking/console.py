@@ -23,6 +23,7 @@ _SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),
     ("kl", "kl", ".4f"),
+    ("teacher_kl", "teacher_kl", ".4f"),
     ("completions/mean_length", "length", ".0f"),
     ("rollout/logp_diff", "logp_diff", ".4f"),
     ("time/step", "s/step", ".1f"),

@@ -20,7 +20,7 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std", "frac_reward_zero_std"),
     "length": ("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
     "loss": ("loss", "grad_norm", "learning_rate"),
-    "policy": ("kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
+    "policy": ("kl", "teacher_kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
     "critic": (
         *("value_loss", "explained_variance", "returns/mean", "values/mean"),
         *("critic/grad_norm", "clip_ratio/value"),

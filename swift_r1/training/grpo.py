@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -16,11 +17,13 @@ from swift_r1.algorithms import (
     loss_normalizer,
     mean_metrics,
     policy_loss,
+    real_advantages,
+    reverse_kl,
     rewards_less_kl,
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.aggregation import masked_metric
+from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
@@ -29,18 +32,22 @@ from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.chord import ExpertStep
 from swift_r1.training.token_values import StepTokens
 
 _SAMPLED = 256  # numbers of a matrix, at least
 
 
-def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
-    """The round's completions, which rank 0 has, as tensors on every rank. Collective."""
+def batch_of_round(
+    scored: ScoredRound | None, ranks: Ranks, prompts: Sequence[Sequence[int]] | None = None
+) -> RoundBatch:
+    """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
+    own. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
     batch = round_batch(
-        [one.prompt.token_ids for one in conversations],
+        prompts or [one.prompt.token_ids for one in conversations],
         [one.completion.token_ids for one in conversations],
         [one.completion.logprobs for one in conversations],
         [item.objective for item in scored.trained],
@@ -82,7 +89,8 @@ def before_training(
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = ref = values = None
         if old_policy:
-            old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+            now = backend.logprobs(micro.inputs, temperature)
+            old, entropies = micro.unflatten(now.logps), micro.unflatten(now.entropies)
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
@@ -119,6 +127,16 @@ def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, rank
     return found[0] / found[1]
 
 
+def of_round(name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks) -> Tensor:
+    """The micro-batches' tensors `[B, T]` of this name, of all ranks, as one float32 `[N, longest]`: what is computed
+    from it does not depend on how the round was split. Collective."""
+    together = torch.zeros(len(batch), int(batch.completion_lengths.max()))
+    for micro in chain.from_iterable(steps):
+        part: Tensor = getattr(micro, name)
+        together[micro.samples, : part.shape[1]] = part.float().cpu()
+    return ranks.sum_data(together)
+
+
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
     under the policy before the round's first update. Collective."""
@@ -131,6 +149,33 @@ def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ran
     return ranks.broadcast(mine)[0][0]
 
 
+@torch.no_grad()
+def targets_of_real(
+    batches: Sequence[MicroBatch],
+    labels: Tensor,
+    backend: Backend,
+    config: LossConfig,
+    temperature: float,
+    ranks: Ranks,
+) -> tuple[Tensor, Tensor]:
+    """`real_advantages` of an optimizer step, float32 `[N]`; and what the sum of -s * A lacks to the sum of the groups'
+    losses, float64 scalar. Before the round's first update all scores are 0; after it each step has one more forward
+    pass. Collective.
+
+    Args:
+        labels: float32 `[N]`, of the whole round; completions without a trained token count as if theirs were 0.
+    """
+    found = torch.zeros(2, len(labels), dtype=torch.float64)  # scores, and which completions are in this step
+    for micro in batches:
+        found[1, micro.samples] = micro.trained.any(1).double().cpu()
+        if micro.old_logps is not None:
+            moved = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps) - micro.old_logps
+            found[0, micro.samples] = token_means(moved, micro.trained.to(moved.dtype)).double().cpu()
+    scores, there = ranks.sum_data(found)
+    values, total = real_advantages(scores, labels * there, config.num_generations, config.real_tau)
+    return values.to(labels.dtype), total + (values * scores).sum()
+
+
 def train_step(
     batches: Sequence[MicroBatch],
     advantages: Tensor,
@@ -141,13 +186,15 @@ def train_step(
     ranks: Ranks,
     frozen: bool = False,
     tokens: StepTokens | None = None,
+    experts: ExpertStep | None = None,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
     Args:
-        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
+        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token; for `real` its labels.
         frozen: no backward pass and no update; gradient norm and rate are 0.
         tokens: takes what this loss sees and does of the completions that are recorded.
+        experts: their loss is added, times its mu, and the policy's is times 1 - mu.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -158,13 +205,26 @@ def train_step(
     # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
-    teaching = max((place for place, found in enumerate(signals, start=1) if found or config.kl_in_loss), default=1)
+    taught = config.sdar_loss_coef > 0 or any(micro.teacher_ids is not None for micro in batches)
+    everywhere = config.kl_in_loss or taught
+    teaching = max((place for place, found in enumerate(signals, start=1) if found or everywhere), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     weights: list[Tensor] = []  # of each micro-batch, on its device
+    lacking = torch.zeros((), dtype=torch.float64)
+    if config.loss_type == "real":
+        advantages, lacking = targets_of_real(batches, advantages, backend, config, temperature, ranks)
 
     def loss_of(micro: MicroBatch) -> LossOutput:
-        logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+        inputs, teacher_kl = micro.inputs, None
+        if micro.teacher_ids is not None:
+            ids = torch.cat([inputs.targets[:, None], micro.flatten(micro.teacher_ids)], 1)
+            inputs = inputs._replace(targets=ids)
+        found = backend.logprobs(inputs, temperature)
+        if micro.teacher_tops is not None:
+            teacher_kl = micro.unflatten(reverse_kl(found.logps[:, 1:], micro.flatten(micro.teacher_tops)))
+        logps = micro.unflatten(found.logps if found.logps.dim() == 1 else found.logps[:, 0])
+        entropies = micro.unflatten(found.entropies)
         result = policy_loss(
             logps,
             logps.detach() if micro.old_logps is None else micro.old_logps,
@@ -175,6 +235,8 @@ def train_step(
             rollout_logps=micro.rollout_logps,
             # The filter and its threshold must see the same numbers, or rounding decides about a token at the edge.
             entropies=micro.old_entropies if filtered else entropies,
+            teacher_kl=teacher_kl,
+            teacher_logps=micro.teacher_logps,
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
@@ -183,9 +245,16 @@ def train_step(
         if config.log_rollout_offpolicy_metrics:
             weights.append(completion_weights(logps, micro.rollout_logps, micro.trained))
         entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
-        return replace(result, metrics=result.metrics | entropy)
+        loss = result.loss if experts is None else (1 - experts.mu) * result.loss
+        return replace(result, loss=loss, metrics=result.metrics | entropy)
 
-    metrics = update(batches, loss_of, backend, learning_rate, ranks, teaching=0 if frozen else teaching)
+    losses = experts.losses(backend) if experts is not None else []
+    teaching = 0 if frozen else teaching + len(losses)
+    losses += [partial(loss_of, micro) for micro in batches]
+    metrics = update(losses, backend, learning_rate, ranks, teaching=teaching)
+    if experts is not None:
+        metrics["chord/mu"] = experts.mu
+    metrics["loss"] += divide(lacking * (1 - metrics.get("chord/mu", 0.0)), normalizer).item()
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:
@@ -196,8 +265,7 @@ def train_step(
 
 
 def update(
-    batches: Sequence[MicroBatch],
-    loss_of: Callable[[MicroBatch], LossOutput],
+    losses: Sequence[Callable[[], LossOutput]],
     backend: Backend,
     learning_rate: float,
     ranks: Ranks,
@@ -207,6 +275,8 @@ def update(
 ) -> dict[str, float]:
     """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
 
+    `losses` do a micro-batch's forward pass each.
+
     Args:
         teaching: that many have a backward pass, the first ones; None: all; 0: and there is no update either.
 
@@ -215,10 +285,10 @@ def update(
         metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
     """
     metrics = []
-    teaching = len(batches) if teaching is None else teaching
-    for number, micro in enumerate(batches, start=1):
+    teaching = len(losses) if teaching is None else teaching
+    for number, loss in enumerate(losses, start=1):
         with torch.set_grad_enabled(number <= teaching):
-            result = loss_of(micro)
+            result = loss()
         if number <= teaching:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
             factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)

@@ -7,6 +7,7 @@ from functools import partial
 
 from swift_r1.arguments import make_plan
 from swift_r1.data.choices import Choices
+from swift_r1.data.experts import ExpertAnswers, load_answers
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
@@ -35,6 +36,7 @@ class Inputs:
     choices: Choices | None = None  # of another `--prompt_sampler` than uniform
     # held out of the run's data, then those of each of `--eval_datasets`
     eval_prompts: list[list[Prompt]] = field(default_factory=list)
+    experts: ExpertAnswers | None = None  # of `--chord_sft_dataset`
     rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
     monitor: InvalidRewardMonitor | None = None
     recorded: RecordedRun | None = None  # whose rounds are trained on, in the place of prompts
@@ -81,7 +83,7 @@ def open_inputs(context: Context) -> Inputs:
 
 
 def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
-    """The rewards alone: their functions, or in a replay what they gave."""
+    """The rewards: their functions, or in a replay what they gave; and the experts' answers."""
     args, start, cleanup = context.args, context.start, context.cleanup
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
     own = replace(args, output_dir=str(start.run_dir))  # rewards are told where the run is, as by ms-swift
@@ -93,4 +95,9 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     cleanup.enter_context(pool).wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
-    return Inputs(rewards=pool, monitor=monitor)
+    experts = None
+    if args.chord_sft_dataset:
+        load()
+        encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
+        experts = load_answers(args.chord_sft_dataset, args.data_flags, encoder, args.max_completion_length)
+    return Inputs(experts=experts, rewards=pool, monitor=monitor)

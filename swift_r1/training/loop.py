@@ -19,7 +19,15 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advantages
+from swift_r1.algorithms import (
+    Advantages,
+    LossConfig,
+    from_flags,
+    group_advantages,
+    reward_labels,
+    rewards_less_kl,
+)
+from swift_r1.algorithms.aggregation import token_means
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -33,10 +41,12 @@ from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
+from swift_r1.training.chord import Experts
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
+from swift_r1.training.teachers import Teacher, taught_advantages
 
 
 @dataclass(kw_only=True)
@@ -50,8 +60,10 @@ class Trainer:
     backend: Backend
     learning_rate: LearningRate
     reference: ReferencePolicy | None
+    teacher: Teacher | None
     # of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group
     critic: ppo.TrainedCritic | None
+    experts: Experts | None  # whose answers are learned too (CHORD)
     batching: Batching  # how a round is split into micro-batches
     rounds: RoundSampler | PrefetchedRounds | RecordedRounds
     evaluator: Evaluator | None  # None where nothing is evaluated
@@ -113,10 +125,18 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=critic_kl or self.args.log_entropy or grpo.needs_old_policy(self.loss, updates),
+                old_policy=critic_kl
+                or self.args.log_entropy
+                or self.args.teaches_by in ("advantage", "reward", "rlsd")
+                or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
-            advantages, metrics = self.advantages(batch, steps)
+        if self.teacher is not None:
+            self.watchdog.progress("the teacher's log-probs")
+            with self.stopwatch.timed("teacher"):
+                steps = self.teacher.teach(scored, batch, steps)
+        with self.stopwatch.timed("train"):
+            advantages, metrics = self.advantages(batch, steps, self.summary.steps)
             entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
         if scored is not None:
             metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
@@ -143,21 +163,36 @@ class Trainer:
         steps = len(batch) // self.plan.completions_per_optimizer_step
         return grpo.split_round(batch, steps, self.batching, self.ranks)
 
-    def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[Advantages, dict[str, float]]:
-        """From the rewards of the whole round, on every rank; and what to log of them."""
+    def advantages(
+        self, batch: RoundBatch, steps: list[list[MicroBatch]], step: int
+    ) -> tuple[Advantages, dict[str, float]]:
+        """From the rewards of the whole round, begun after `step` optimizer steps, on every rank; and what to log of
+        them."""
         if self.critic is not None:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards, metrics = batch.rewards, {}
         if self.args.kl_in_reward:
             rewards = grpo.rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
+        if (how := self.args.teaches_by) in ("advantage", "reward", "rlsd"):
+            mask, coef = batch.token_mask(), self.args.teacher_kl_coef
+            old, taught = (grpo.of_round(name, batch, steps, self.ranks) for name in ("old_logps", "teacher_logps"))
+            metrics["teacher_kl"] = (old - taught)[mask].mean().item()
+            if how == "reward":
+                rewards = rewards_less_kl(rewards, old, taught, mask, coef)
         values = group_advantages(
             rewards,
             self.plan.num_generations,
             estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
         )
-        return Advantages(values, values), metrics
+        if self.loss.loss_type == "real":
+            values = reward_labels(values, rewards.isfinite(), self.plan.num_generations)
+        if how not in ("advantage", "rlsd"):
+            return Advantages(values, values), metrics
+        per_token, more = taught_advantages(self.args, values, old, taught, mask, step)
+        metrics |= more
+        return Advantages(per_token, token_means(per_token, mask.float())), metrics
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps of a round that are left, until a stop."""
@@ -185,6 +220,7 @@ class Trainer:
                     self.ranks,
                     frozen,
                     tokens,
+                    None if self.experts is None else self.experts.step(self.summary.steps),
                 )
                 metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
                 if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
@@ -283,5 +319,5 @@ class Trainer:
         self.progress = self.checkpoints.restore(checkpoint)
         if saved := saved_round(checkpoint, self.split, self.ranks.data_parallel_rank):
             batch, steps, facts = saved
-            advantages, _ = self.advantages(batch, steps)
+            advantages, _ = self.advantages(batch, steps, self.summary.steps - facts["done"])
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

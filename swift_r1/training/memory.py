@@ -112,6 +112,8 @@ def estimate(
     if args.wants_reference and (args.train_type == "full" or args.ref_model):
         reference = shape if args.ref_model is None else shape_of(args.ref_model)
         parts["reference"] = reference.total * width / sharded
+    if args.teacher_path is not None and (args.teacher_path != args.model or args.train_type == "full"):
+        parts["teacher"] = shape_of(args.teacher_path).total * width / sharded
     if critic is not None:
         numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
@@ -120,7 +122,7 @@ def estimate(
     if stage == 3:
         whole = fsdp is not None and not fsdp.reshard_after_forward
         if args.zero_hpz_partition_size is not None and args.zero_hpz_partition_size > 1:
-            own = sum(size for name, size in parts.items() if name.endswith(("weights", "reference")))
+            own = sum(size for name, size in parts.items() if name.endswith(("weights", "reference", "teacher")))
             parts["second copy of weights"] = own * sharded / args.zero_hpz_partition_size
         parts["gathered weights"] = max(_gathered(model, args, whole) for model in (shape, critic) if model is not None)
         if not args.use_vllm:
@@ -128,6 +130,7 @@ def estimate(
     on_host = {}
     if gpu:
         moved = {"optimizer": offload[0], "weights": offload[1], "reference": args.offload_ref_model or offload[1]}
+        moved["teacher"] = args.offload_teacher_model or offload[1]
         moved |= {f"critic's {name}": away for name, away in moved.items()}
         on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
 

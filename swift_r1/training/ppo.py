@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import RoundBatch
-from swift_r1.training.grpo import of_micro_batch, update
+from swift_r1.training.grpo import of_micro_batch, of_round, update
 from swift_r1.training.optimizer import LearningRate
 
 
@@ -31,19 +31,10 @@ def token_advantages(
     batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], config: PPOConfig, ranks: Ranks
 ) -> tuple[Advantages, dict[str, float]]:
     """From the rewards of the whole round and the critic's values, on every rank; and what to log. Collective."""
-    mask = batch.token_mask()
-
-    def of_round(name: str) -> Tensor:
-        """The micro-batches' tensors `[B, T]` of all ranks as one float32 `[N, longest]`: what is computed from it does
-        not depend on how the round was split."""
-        together = torch.zeros(mask.shape)
-        for micro in chain.from_iterable(steps):
-            part: Tensor = getattr(micro, name)
-            together[micro.samples, : part.shape[1]] = part.float().cpu()
-        return ranks.sum_data(together)
-
-    kl = {name: of_round(name) for name in ("old_logps", "ref_logps")} if config.kl_coef else {}
-    return ppo_targets(batch.rewards, of_round("old_values"), mask, config, **kl)
+    names = ("old_logps", "ref_logps") if config.kl_coef else ()
+    kl = {name: of_round(name, batch, steps, ranks) for name in names}
+    values = of_round("old_values", batch, steps, ranks)
+    return ppo_targets(batch.rewards, values, batch.token_mask(), config, **kl)
 
 
 def critic_step(
@@ -70,6 +61,7 @@ def critic_step(
         return value_loss(values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer)
 
     rate, coefficient = critic.learning_rate.value, critic.config.vf_coef
-    found = update(batches, loss_of, critic.backend, rate, ranks, coefficient=coefficient)
+    losses = [partial(loss_of, micro) for micro in batches]
+    found = update(losses, critic.backend, rate, ranks, coefficient=coefficient)
     names = {"loss": "value_loss"} | {name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")}
     return {names.get(name, name): value for name, value in found.items()}

@@ -44,6 +44,7 @@ from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_late
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
+from swift_r1.training.chord import Experts
 from swift_r1.training.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
@@ -52,6 +53,7 @@ from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
+from swift_r1.training.teachers import open_teacher
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
@@ -215,7 +217,10 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     models = [("loss", "", backend)]
     if critic is not None:
         models.append(("value_loss", "critic/", critic.backend))
-    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], reference, stopwatch)
+    batching = choose_batching(args, backend, critic_backend)
+    teacher = open_teacher(context, backend, batching)
+    frozen = [one for one in (reference, getattr(teacher, "model", None)) if one is not None]
+    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], frozen, stopwatch)
     learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
     moving = reference if args.sync_ref_model else None
     saver = Saver(
@@ -233,6 +238,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         setup.open_uploader(context),
         start.own_dtype,
     )
+    batching = choose_batching(args, backend, critic_backend)
     return Trainer(
         args=args,
         plan=plan,
@@ -241,7 +247,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         learning_rate=learning_rate,
         reference=reference,
         critic=critic,
-        batching=choose_batching(args, backend, critic_backend),
+        experts=Experts(args, data.experts, batching, ranks) if args.chord_sft_dataset else None,
+        teacher=teacher,
+        batching=batching,
         rounds=rounds,
         evaluator=evaluator,
         device=device,
@@ -266,7 +274,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             monitor=data.monitor,
             choices=data.choices,
             stopwatch=stopwatch,
-            timed=("generate", "reward", "train", "sync", *device.timed),
+            timed=("generate", "reward", *(["teacher"] if teacher else []), "train", "sync", *device.timed),
             max_skipped_steps=args.max_skipped_steps,
         ),
         recorder=recorder,

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -18,13 +19,20 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.spans import Stopwatch
-from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
+from swift_r1.training.backends.base import Backend, Movable
+
+
+class Frozen(Protocol):
+    """A model that is not trained."""
+
+    weights: Movable
 
 
 class SharedDevice:
     """Whose turn it is. All methods are collective, and do nothing without those flags, or where it is so already.
 
-    `trained` are the policy and PPO's critic; `timed` names what this takes on the stopwatch.
+    `trained` are the policy and PPO's critic, `frozen` are reference and teacher; `timed` names what this takes on the
+    stopwatch.
     """
 
     def __init__(
@@ -33,12 +41,11 @@ class SharedDevice:
         device: torch.device,
         rollouts: Rollouts,
         trained: Sequence[Backend],
-        reference: ReferencePolicy | None,
+        frozen: Sequence[Frozen],
         stopwatch: Stopwatch,
     ) -> None:
         self._stopwatch, self._device, self._level = stopwatch, device, args.sleep_level
-        weights = [one.weights for one in trained] + ([reference.weights] if reference is not None else [])
-        self._weights = weights if args.offload_model else []
+        self._weights = [one.weights for one in (*trained, *frozen)] if args.offload_model else []
         self._states = [one.states for one in trained] if args.offload_optimizer else []
         self._engine: ServerRollouts | None = None  # one that sleeps
         if self._level and isinstance(rollouts, ServerRollouts) and rollouts.can_sleep:

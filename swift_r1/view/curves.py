@@ -45,6 +45,7 @@ class Group:
 
 _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
+    Panel("KL to the teacher", {"teacher_kl": "KL"}),
     Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats a token"),
     Panel("Clipped ratios", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, about="share of tokens"),
     Panel(

@@ -145,9 +145,14 @@ class RolloutClient:
         """
         return asyncio.run(self._generate(requests, on_answer))
 
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
-        """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
-        body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
+    def score(
+        self, sequences: Sequence[Sequence[int]], temperature: float = 1.0, top: int = 0, *, every_copy: bool = True
+    ) -> wire.ScoreResponse:
+        """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature; and of
+        the `top` likeliest in each place."""
+        body = wire.ScoreRequest(
+            sequences=tuple(map(tuple, sequences)), temperature=temperature, top=top, every_copy=every_copy
+        )
         return self.call("POST", "/v1/score", wire.ScoreResponse, body, self._own)
 
     async def _generate(

@@ -262,19 +262,24 @@ class SleepStatus(Wire):
 
 
 class ScoreRequest(Wire):
-    """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe)."""
+    """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe, a teacher)."""
 
     sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)
     temperature: float = Field(default=1.0, ge=1e-3, le=1000.0)
+    top: int = Field(default=0, ge=0, le=20)  # so many of the likeliest tokens in each place too
+    every_copy: bool = True  # of a server with several copies of the model: ask each, or any
 
 
 class ScoreResponse(Wire):
     """For each sequence of length `L`, the `L - 1` log-probs of tokens 1..L-1 given what precedes them; `copies` has
-    those of the server's further copies of the model, where it has several."""
+    those of the server's further copies of the model, where it has several. `top_ids` and `top_logprobs` have, for each
+    of these tokens, the `top` likeliest in its place, likeliest first; what is left to 1 is the mass of all others."""
 
     logprobs: tuple[tuple[float, ...], ...]
     weight_version: int
     copies: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    top_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    top_logprobs: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -31,6 +31,12 @@ def test_the_weighted_sum() -> None:
     assert math.isnan(grown[2]) and math.isnan(grown[3]) and grown[4] == 0.0
 
 
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+def test_without_functions_all_rewards_are_equal(how: Any) -> None:
+    compose = Composition((), multi_objective_aggregation=how)
+    assert compose([], (False, True), 2) == Totals((0.0, 0.0), (0.0, 0.0))
+
+
 def test_truncated_completions() -> None:
     rewards: Column = [1.0, 1.0, math.nan, 0.5]
     cut = (True, False, True, True)

@@ -154,6 +154,28 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--advantage_estimator reinforce_plus_plus --scale_rewards group", ["use batch or none"]),
         ("--advantage_estimator reinforce_plus_plus_baseline --scale_rewards group", ["use batch or none"]),
         ("--tau_pos 2", ["--tau_pos has no effect with --loss_type grpo"]),
+        ("--teacher_model m --rlsd_lambda 0.2", ["--rlsd_lambda has no effect without --advantage_reweight rlsd"]),
+        ("--teacher_model m --sdar_gate_beta 2", ["--sdar_gate_beta has no effect without --sdar_loss_coef"]),
+        (
+            "--teacher_model m --advantage_reweight rlsd --sdar_loss_coef 0.1",
+            ["give either --sdar_loss_coef or --advantage_reweight, not both"],
+        ),
+        ("--teacher_model m --advantage_reweight rlsd --loss_type real", ["--loss_type real compares completions"]),
+        ("--real_tau 2", ["--real_tau has no effect with --loss_type grpo"]),
+        ("--loss_type real --epsilon 0.1", ["--epsilon has no effect with --loss_type real"]),
+        ("--loss_type real --scale_rewards group", ["only the sign of advantages counts"]),
+        ("--loss_type real --importance_sampling_level sequence", ["it has the sequence's mean"]),
+        (
+            "--loss_type real --num_generations 16 --steps_per_generation 2",
+            ["an optimizer step of 8 (--per_device_train_batch_size 8 x 1 processes x 1 accumulation steps) splits"],
+        ),
+        ("--loss_type fipo --importance_sampling_level sequence", ["use --importance_sampling_level token"]),
+        ("--loss_type fipo --delta 1.1", ["--delta 1.1 is not above 1 + epsilon_high = 1.2"]),
+        ("--chord_mu_peak 0.5", ["--chord_mu_peak has no effect without --chord_sft_dataset"]),
+        (
+            "--chord_sft_dataset a.jsonl --chord_mu_peak 0.5 --chord_mu_valley 0",
+            ["needs --chord_sft_per_device_train_batch_size, --chord_mu_warmup_steps, --chord_mu_decay_steps"],
+        ),
         ("--loss_type cispo --tau_neg 2", ["--tau_neg has no effect with --loss_type cispo"]),
         ("--delta 1.2", ["--delta 1.2 is not above 1 + epsilon_high = 1.2"]),
         ("--delta 1.25 --epsilon_high 0.28", ["not above 1 + epsilon_high = 1.28"]),
@@ -212,6 +234,37 @@ def ppo_faults(words: str) -> tuple[str, ...]:
     except UsageError as error:
         return error.faults
     return ()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--gkd_logits_topk 4", "has no effect without --teacher_model or --teacher_model_server"),
+        ("--teacher_kl_in_reward true --gkd_logits_topk 4 --teacher_model t", "not both"),
+        ("--teacher_model t --teacher_model_server http://h", "give either --teacher_model_server or --teacher_model"),
+        ("--teacher_model t --teacher_tag_key k", "--teacher_tag_key has no effect without --teacher_model_server"),
+        ("--teacher_model policy --offload_teacher_model true", "has no effect without a model of its own as teacher"),
+        ("--teacher_model_server h:1", "must begin with http://"),
+        ('--teacher_model_server {"link":"http://h"}', "must be an address, or JSON like"),
+        ("--teacher_model_server http://h http://i", "several teachers need tags"),
+        ('--teacher_model_server [{"url":"http://h","tags":["a"]},{"url":"http://i","tags":["a"]}]', "two teachers"),
+        ("--teacher_model_server http://h --gkd_logits_topk 21", "at most 20 tokens"),
+        ("--teacher_model t --importance_sampling_level sequence", "is of whole completions"),
+        ("--teacher_model t --teacher_kl_in_reward true --num_generations 1", "makes every advantage 0"),
+    ],
+)
+def test_what_a_teacher_needs(words: str, part: str) -> None:
+    assert any(part in fault for fault in faults(words)), faults(words)
+
+
+def test_a_teacher_alone() -> None:
+    base = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", *BATCH, "--teacher_model", "t"]
+    assert parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).teaches_by == "advantage"
+    with pytest.raises(UsageError, match="a teacher alone gives none") as raised:
+        parse_arguments(RlhfArguments, [*base, "--dynamic_sample", "true", "--eval_steps", "2"], {})
+    assert len(raised.value.faults) == 2
+    with pytest.raises(UsageError, match="a teacher needs --rlhf_type grpo"):
+        parse_arguments(RlhfArguments, ["--rlhf_type", "ppo", *base[2:]], {})
 
 
 @pytest.mark.parametrize(
@@ -308,6 +361,11 @@ def test_ppo_resolves_its_defaults() -> None:
         "--deepspeed ds.json",
         "--loss_type cispo --epsilon_high 4",
         "--loss_type sapo --tau_pos 2 --tau_neg 1",
+        "--loss_type fipo --delta 10 --fipo_clip_high_only false --fipo_safety_threshold 3 --fipo_clip_range 0",
+        "--loss_type real --real_tau 0.4 --beta 0.1",
+        "--importance_sampling_level sequence_token",
+        "--chord_sft_dataset a.jsonl --chord_sft_per_device_train_batch_size 1 --chord_mu_warmup_steps 0 "
+        "--chord_mu_decay_steps 200 --chord_mu_peak 0.9 --chord_mu_valley 0.05 --chord_enable_phi_function true",
         "--delta 1.5 --epsilon_high 0.28",
         "--tuner_type lora --lora_rank 4 --lora_alpha 8 --target_modules q_proj v_proj",
         "--tuner_type lora --bf16 true --lora_dtype bfloat16 --lora_dropout 0.05 --init_weights true --use_rslora true",

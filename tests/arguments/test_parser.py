@@ -104,12 +104,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--max_steps", "1.5"], "--max_steps must be a whole number, not '1.5'"),
         (["--learning_rate", "nan"], "--learning_rate must be a finite number, not 'nan'"),
         (["--use_vllm", "maybe"], "--use_vllm must be true or false, not 'maybe'"),
-        (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, not 'ppo'"),
-        (["--scale_rewards", "gdpo"], "--scale_rewards gdpo is written --multi_objective_aggregation normalize_then"),
-        (
-            ["--importance_sampling_level", "sequence_token"],
-            "--importance_sampling_level sequence_token is written seq",
-        ),
+        (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, fipo, real, not"),
         (["--columns", "[1]"], "--columns must be a JSON object like '{\"a\": 1}', not '[1]'"),
         (["--seed"], "--seed needs a value"),
         (["--system", "a\udcff"], "--system is not valid UTF-8"),
@@ -276,6 +271,8 @@ def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str,
     assert parse("--advantage_estimator", estimator, "--scale_rewards", "none").scale_rewards == "none"
     gdpo = ("--advantage_estimator", estimator, "--multi_objective_aggregation", "normalize_then_sum")
     assert parse(*gdpo).scale_rewards == "batch"
+    spelled = parse(*gdpo[:2], "--scale_rewards", "gdpo")
+    assert (spelled.scale_rewards, spelled.multi_objective_aggregation) == ("batch", "normalize_then_sum")
 
 
 def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:

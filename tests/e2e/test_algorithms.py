@@ -1,6 +1,8 @@
 """The algorithm's flags through `swift rlhf`: each leaves its trace in the log, on one process and on two."""
 
 import json
+import math
+import shutil
 
 import pytest
 
@@ -97,3 +99,53 @@ def assert_resampling_adds_up(run, prompts_per_round, most):
             assert line["dynamic_sample/resampled"] >= most / prompts_per_round, "given up only at the cap"
         assert line["reward"] == pytest.approx(sum(row["reward"] for row in own) / len(own))
     assert any(line["dynamic_sample/resampled"] for line in run.steps)
+
+
+def test_experts_answers_are_learned_and_a_resumed_run_learns_the_same(rlhf, tiny_model, tmp_path):
+    """CHORD beside FIPO over several optimizer steps of a round; killed in the middle of one."""
+    rows = [{"query": f"count from {number}", "response": f"{number} then more"} for number in range(7)]
+    (tmp_path / "experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"query": "none"}]))
+    flags = {
+        "max_steps": 6,
+        "save_steps": 3,
+        "learning_rate": 3e-3,
+        "num_iterations": 2,
+        "deterministic": "true",
+        "loss_type": "fipo",
+        "fipo_clip_high_only": "false",
+        "chord_sft_dataset": str(tmp_path / "experts.jsonl"),
+        "chord_sft_per_device_train_batch_size": 4,
+        "chord_mu_warmup_steps": 1,
+        "chord_mu_decay_steps": 4,
+        "chord_mu_peak": 0.8,
+        "chord_mu_valley": 0.1,
+    }
+    run = rlhf(tiny_model, **flags)
+    assert run.code == 0 and "1 of 8 rows left out" in run.errors and "no answer" in run.errors
+    steps = run.steps
+    assert [line["chord/mu"] for line in steps] == pytest.approx([0, 0.8, 0.697487, 0.45, 0.202513, 0.1], abs=1e-5)
+    assert "chord/nll" not in steps[0] and steps[5]["chord/nll"] < steps[1]["chord/nll"] - 0.1
+    assert steps[0]["fipo/influence_weight"] == 1 and steps[1]["fipo/influence_weight"] != 1
+
+    shutil.rmtree(run.folder / "checkpoint-6")
+    again = rlhf(tiny_model, **flags, resume_from_checkpoint="last")
+    assert again.code == 0
+    times = {name for name in steps[5] if name.startswith(("time/", "memory/")) or "second" in name}
+    for line, expected in zip(again.steps, steps, strict=True):
+        assert {k: v for k, v in line.items() if k not in times} == {
+            k: v for k, v in expected.items() if k not in times
+        }
+
+
+def test_groups_of_real(rlhf, tiny_model):
+    """In the first step of a round the policy has not moved, and the loss is known: log(1 + p) + log(1 + n)."""
+    run = rlhf(
+        tiny_model, max_steps=4, learning_rate=3e-3, num_iterations=2, loss_type="real", advantage_estimator="rloo"
+    )
+    assert run.code == 0
+    first = [row for row in run.lines("completions.jsonl") if row["step"] == 1]
+    groups = [[row["advantage"] for row in first[start : start + 4]] for start in range(0, 8, 4)]
+    expected = sum(math.log1p(labels.count(1)) + math.log1p(labels.count(-1)) for labels in groups) / 2
+    assert expected > 0 and {label for labels in groups for label in labels} <= {-1, 0, 1}
+    assert run.steps[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert run.steps[1]["loss"] < run.steps[0]["loss"]

@@ -170,6 +170,11 @@ def test_rewards_of_its_plugins_give_what_they_give_there(source: Path, plugin: 
     assert all(len(found) == 500 and len(set(found)) > 1 for found in values["ours"].values())
 
 
+def test_losses_and_advantages_are_what_its_own_code_gives(tmp_path: Path) -> None:
+    path = REPO / "tests" / "plugins" / "losses_beside_ms_swift.py"
+    run(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", tmp_path)
+
+
 def test_schedulers_and_environments_of_its_classes_play(tmp_path: Path, tiny_model: Path) -> None:
     plugin = REPO / "tests" / "e2e" / "turns_plugin.py"
     common = [

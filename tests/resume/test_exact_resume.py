@@ -73,6 +73,17 @@ PPO = {
     "torch_dtype": "bfloat16",
     "lr_scheduler_type": "cosine",
 }
+TAUGHT = {
+    # By itself after another prompt than its own: what it said then is needed in the middle of rounds.
+    "max_steps": 12,
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+    "save_steps": 3,
+    "external_plugins": [Path(__file__).parent / "noisy_plugin.py", Path(__file__).parents[1] / "e2e/hints_plugin.py"],
+    "dataset": "hinted#40",
+    "teacher_model": "policy",
+    "gkd_logits_topk": 8,
+}
 TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
 SETTINGS = {
     "full": FULL,
@@ -85,6 +96,7 @@ SETTINGS = {
     "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
     "zero2-sequence": FULL | TWO_RANKS | {"deepspeed": "zero2", "sequence_parallel_size": 2},
     "ppo": PPO,
+    "taught": TAUGHT,
     "ddp-ppo": PPO | TWO_RANKS,
     "fsdp2-ppo": PPO | TWO_RANKS | {"fsdp": "fsdp2"},
     "zero3-hpz": FULL | TWO_RANKS | {"deepspeed": '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}'},
@@ -145,6 +157,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
         ("chosen", 1),
         pytest.param("zero2-sequence", 1, marks=pytest.mark.long),
         ("ppo", 1),
+        ("taught", 1),
         pytest.param("ddp-ppo", 1, marks=pytest.mark.long),
         pytest.param("ddp-lora", 1, marks=pytest.mark.long),
         pytest.param("zero3-hpz", 1, marks=pytest.mark.long),

@@ -110,6 +110,7 @@ def test_the_probe_asks_every_copy(serve_engine: Any) -> None:
     with RolloutClient(serve_engine(Replicas(copies), {"w": (2,)})) as client:
         answer = client.score([(1, 2, 3)])
         assert answer.logprobs == ((-1.0, -1.0),) and answer.copies == (((-2.0, -2.0),),)
+        assert client.score([(1, 2, 3)], every_copy=False).copies == ()
 
 
 @pytest.mark.long

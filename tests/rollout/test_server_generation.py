@@ -51,8 +51,13 @@ def test_logprobs_are_those_of_transformers_after_temperature(
         expected = trainer_logprobs(policy, sequence, temperature)
         sampled = torch.tensor(completion.logprobs)
         torch.testing.assert_close(sampled, expected[len(PROMPT) - 1 :], atol=2e-3, rtol=0)
-        scored = torch.tensor(client.score([sequence], temperature).logprobs[0])
-        torch.testing.assert_close(scored, expected, atol=2e-3, rtol=0)
+        answer = client.score([sequence], temperature, top=3)
+        torch.testing.assert_close(torch.tensor(answer.logprobs[0]), expected, atol=2e-3, rtol=0)
+        with torch.no_grad():
+            known = (policy(torch.tensor([sequence])).logits[0, :-1].float() / temperature).log_softmax(-1)
+        tops, ids = torch.tensor(answer.top_logprobs[0]), torch.tensor(answer.top_ids[0])
+        torch.testing.assert_close(tops, known.topk(3).values, atol=2e-3, rtol=0)
+        torch.testing.assert_close(tops, known.gather(-1, ids), atol=2e-3, rtol=0)
     # Scoring at another temperature must not leave it behind.
     plain = torch.tensor(client.score([PROMPT]).logprobs[0])
     torch.testing.assert_close(plain, trainer_logprobs(policy, PROMPT, 1.0), atol=2e-3, rtol=0)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
+from swift_r1.algorithms import LossConfig, PPOConfig, from_flags, group_advantages, reward_labels
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
@@ -27,8 +27,9 @@ from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Batching, collate, round_batch
+from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.checkpoint.tensors import SavedTensors, write_tensors
+from swift_r1.training.chord import ExpertStep
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_logprobs
@@ -58,19 +59,36 @@ def collate_all(batch):
     return collate(batch, [(sample,) for sample in range(len(batch))], Form(), torch.device("cpu")).inputs
 
 
-def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3, apart=True):
+def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3, apart=True, mu=0.0):
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
     `cut` is the token budget of a micro-batch, with a `p` behind it where they are packed, an `s` where completions
-    share their prompt too. Groups whose rewards are all equal are trained `apart`.
+    share their prompt too. Groups whose rewards are all equal are trained `apart`. `fipo` and `real` begin with a
+    policy that has moved. With `mu` half of the completions are experts' too.
     """
     budget = int(cut.rstrip("ps"))
     form = FORMS[cut.lstrip("0123456789")]
     batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
     split = split_round(batch, 1, batching, ranks)
-    steps = before_training(split, backend, reference, 0.9, old_policy=needs_old_policy(config, 1))
+    moved = config.loss_type in ("fipo", "real")
+    steps = before_training(split, backend, reference, 0.9, old_policy=moved or needs_old_policy(config, 1))
+    if moved:
+        steps = [[drifted(micro) for micro in steps[0]]]
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
-    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks)
+    if config.loss_type == "real":
+        centred = group_advantages(advantages, GROUP, scale_rewards="none")
+        advantages = reward_labels(centred, advantages.isfinite(), GROUP)
+    experts = None
+    if mu:
+        answers = split_step(batch, range(COMPLETIONS // 2), Batching(form, 1, 1, budget), ranks)
+        experts = ExpertStep(mu, answers, float(batch.completion_lengths[: COMPLETIONS // 2].sum()), True)
+    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks, experts=experts)
+
+
+def drifted(micro):
+    """With old log-probs other than the policy's, by completion and place."""
+    places = torch.arange(micro.mask.shape[1]) + 7 * micro.samples[:, None]
+    return replace(micro, old_logps=micro.old_logps + 0.3 * torch.sin(places) * micro.mask)
 
 
 class Ppo:
@@ -113,6 +131,7 @@ class Case:
             torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
             of weights.
         sequence: `--sequence_parallel_size`.
+        mu: of CHORD.
         silent: two of the four groups have reward 0 throughout.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
@@ -140,6 +159,7 @@ class Case:
     away: bool = False
     sequence: int = 1
     silent: bool = False
+    mu: float = 0.0
 
 
 def run_ppo(case, ranks):
@@ -301,7 +321,7 @@ def run(case, ranks):
         batch = ragged_round()
         if case.silent:
             batch.rewards[GROUP : 3 * GROUP] = 0
-        steps.append(step_on(batch, backend, reference, config, cut, ranks, overlong_filter, case.rate))
+        steps.append(step_on(batch, backend, reference, config, cut, ranks, overlong_filter, case.rate, mu=case.mu))
         if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:

@@ -62,6 +62,15 @@ def test_ddp_equals_one_process(train):
     assert_same(train("ddp", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
 
 
+def test_groups_and_experts_of_two_ranks_equal_one_process(train):
+    """Groups of REAL in several micro-batches and on both ranks, with CHORD's answers beside them."""
+    case = {"loss": {"loss_type": "real", "num_generations": 4}, "mu": 0.3}
+    reference = train("local", **case)
+    assert reference[0][1]["chord/nll"] != reference[0][0]["chord/nll"] and reference[0][0]["grad_norm"] > 0.1
+    assert_same(train("ddp", ranks=2, cuts="40 40s 24", **case), reference)
+    assert_same(train("zero3", ranks=2, cuts="40p 40 150", **case), reference)
+
+
 @pytest.mark.parametrize("backend", ["fsdp2", "fsdp-grad"])
 def test_fsdp_equals_one_process(train, backend):
     reference = train("local", mix_after=2)

@@ -35,6 +35,8 @@ LOSSES = {
     "dr_grpo, corrected": LossConfig(loss_type="dr_grpo", rollout_importance_sampling_mode="token_truncate"),
     "sapo, KL in the reward": LossConfig(loss_type="sapo", beta=0.1, kl_in_reward=True),
     "cispo": LossConfig(loss_type="cispo"),
+    "fipo": LossConfig(loss_type="fipo", beta=0.1, delta=1.3, fipo_decay_rate=4, fipo_clip_range=0.5),
+    "real": LossConfig(loss_type="real", beta=0.1, num_generations=worker.GROUP),
     "gspo": LossConfig(importance_sampling_level="sequence", rollout_importance_sampling_mode="sequence_mask"),
 }
 
@@ -98,6 +100,46 @@ def backends(tiny_model, tiny_model_untied):
                     parameter.mul_(1 + 0.01 * (-1) ** number)
         pairs[name] = backend, reference
     return pairs
+
+
+@pytest.mark.parametrize("cut", CUTS[1:])
+def test_experts_answers_change_neither_by_how_they_are_cut(backends, cut):
+    """And mu is between the two losses."""
+    backend, _ = backends["llama"]
+    found = {}
+    for mu, own in ((0.0, "1000"), (0.25, "1000"), (0.25, cut), (1.0, "1000")):
+        metrics = worker.step_on(worker.ragged_round(), backend, None, LossConfig(), own, ALONE, mu=mu)
+        found[mu, own] = metrics, backend.gradients
+    (policy, own), (both, mixed), (expected, cut_up), (experts, theirs) = found.values()
+    assert both["loss"] == pytest.approx(0.75 * policy["loss"] + 0.25 * experts["loss"], rel=1e-5)
+    assert both["chord/mu"] == 0.25 and both["chord/nll"] == pytest.approx(expected["chord/nll"], rel=1e-5)
+    for name, gradient in mixed.items():
+        assert (gradient - 0.75 * own[name] - 0.25 * theirs[name]).norm() / both["grad_norm"] < 1e-5
+        assert (gradient - cut_up[name]).norm() / both["grad_norm"] < 1e-5
+
+
+def test_the_loss_of_real_is_that_of_the_groups(backends):
+    """After one step the next is on the same round: the loss is no longer that of an unmoved policy."""
+    backend, _ = backends["llama"]
+    config = LossConfig(loss_type="real", num_generations=worker.GROUP, real_tau=0.3)
+    batch, moved = worker.ragged_round(), []
+    drifted = worker.drifted
+    try:
+        worker.drifted = lambda micro: moved.append(micro) or drifted(micro)
+        metrics = worker.step_on(batch, backend, None, config, "40", ALONE)
+    finally:
+        worker.drifted = drifted
+    scores = torch.zeros(len(batch))
+    for micro in moved:
+        places = torch.arange(micro.mask.shape[1]) + 7 * micro.samples[:, None]
+        scores[micro.samples] = -(0.3 * torch.sin(places) * micro.mask).sum(1) / micro.mask.sum(1)
+    groups = zip(scores.split(worker.GROUP), batch.rewards.split(worker.GROUP), strict=True)
+    expected = 0.0
+    for own, rewards in groups:
+        for label in (1, -1):
+            side = (rewards > rewards.mean()) == (label == 1)
+            expected += torch.log1p(torch.exp(-label * own[side] / 0.3).sum()).item() / 4
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("overlong_filter", [False, True], ids=["all", "overlong filter"])

@@ -64,6 +64,34 @@ def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size)
         torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("chunk_size", [None, 8])
+@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
+def test_several_targets_of_a_row(form, chunk_size):
+    """Also the same token twice: what is sampled is often one of the teacher's likeliest."""
+    hidden, weight, bias, targets, _ = problem(torch.float32)
+    wide = torch.stack([targets, (targets * 7) % 101, targets], 1)
+    upstream = torch.randn(wide.shape, generator=torch.Generator().manual_seed(1))
+    out = selective_logprobs(hidden, weight, wide, bias=bias, form=form, temperature=0.7, chunk_size=chunk_size)
+    out.logps.backward(upstream)
+    total = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in (hidden, weight, bias)]
+    for column in range(3):
+        soft = form if form.soft_cap else None
+        expected, _, gradients = reference(hidden, weight, bias, wide[:, column], upstream[:, column], 0.7, soft)
+        torch.testing.assert_close(out.logps[:, column].double(), expected, rtol=1e-5, atol=1e-5)
+        total = [one + more for one, more in zip(total, gradients, strict=True)]
+    for leaf, gradient in zip((hidden, weight, bias), total, strict=True):
+        torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=2e-5)
+
+
+def test_the_likeliest_tokens():
+    hidden, weight, bias, targets, _ = problem(torch.float32)
+    out = selective_logprobs(hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=5)
+    logps = ((hidden @ weight.t() + bias) / 0.7).log_softmax(-1)
+    assert torch.equal(out.likeliest[:, 1:], logps.topk(5).indices)
+    assert torch.equal(out.likeliest[:, 0], targets)
+    torch.testing.assert_close(out.logps, logps.gather(-1, out.likeliest), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_soft_capped_and_scaled_logits_equal_float64(temperature):
     problem_ = problem(torch.float32)

@@ -43,6 +43,16 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probs of a sequence's tokens after the first, and where asked for the likeliest tokens in the place of
+    each, likeliest first, with theirs."""
+
+    logprobs: tuple[float, ...]
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """One token's text and log-prob; `top` are the likeliest tokens in its place, where they were asked for."""
 
@@ -117,6 +127,9 @@ class InferenceEngine(Protocol):
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
 
+    async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
+        """As `score`, with the `top` likeliest tokens in each place."""
+
     async def set_score_temperature(self, temperature: float) -> None:
         """Divides all logits by `temperature`. Only for an engine that does nothing else; set it back to 1."""
 
@@ -184,6 +197,10 @@ class Replicas(InferenceEngine):
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         with self._least_loaded() as engine:
             return await engine.score(sequence)
+
+    async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
+        with self._least_loaded() as engine:
+            return await engine.score_top(sequence, top)
 
     async def set_score_temperature(self, temperature: float) -> None:
         await _all(engine.set_score_temperature(temperature) for engine in self.engines)

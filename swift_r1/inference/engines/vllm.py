@@ -21,7 +21,7 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
 from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.protocol import (
     AdapterConfig,
@@ -96,13 +96,25 @@ class VllmEngine:
             yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason))
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        return _logprobs(sequence[1:], await self._of_prompt(sequence, 0))
+
+    async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
+        entries = await self._of_prompt(sequence, top)
+        # Each has the token itself too, which is one of the `top` or is left out.
+        likeliest = [sorted(one.items(), key=lambda item: item[1].rank or 0)[:top] for one in entries]
+        ids = tuple(tuple(number for number, _ in one) for one in likeliest)
+        values = tuple(tuple(entry.logprob for _, entry in one) for one in likeliest)
+        return Scored(_logprobs(sequence[1:], entries), ids, values)
+
+    async def _of_prompt(self, sequence: Sequence[int], top: int) -> list[Mapping[int, Logprob]]:
+        """The entries of the tokens after the first."""
         params = VllmSampling(
-            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            max_tokens=1, prompt_logprobs=top, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
         entries = (await self._final_output(sequence, params)).prompt_logprobs
         if entries is None or len(entries) != len(sequence):
             raise RuntimeError("vLLM returned no log-probs of the prompt")
-        return _logprobs(sequence[1:], entries[1:])
+        return [entry or {} for entry in entries[1:]]
 
     async def set_score_temperature(self, temperature: float) -> None:
         await self._on_workers("swift_set_logits_scale", 1.0 / temperature)

@@ -36,8 +36,10 @@ from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.token_values import Recorded, StepTokens
 
-_BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
-"""What was computed with the weights before the round's first step, which are gone after it."""
+_WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
+_BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values", "teacher_logps", *_WIDE)
+"""What was computed with the weights before the round's first step, which are gone after it; and what a teacher said,
+whom nobody asks again. In float32, which has every token id below 2**24."""
 
 
 @dataclass
@@ -240,9 +242,13 @@ def saved_round(
     steps = split(batch)
     for name in _BEFORE_TRAINING:
         if (flat := saved.get(f"{name}:{rank}")) is not None:
-            parts = iter(torch.split(flat, [micro.mask.numel() for step in steps for micro in step]))
+            sizes = [micro.mask.numel() for step in steps for micro in step]
+            width = len(flat) // sum(sizes)
+            parts = iter(torch.split(flat, [width * size for size in sizes]))
             for step in steps:
                 for number, micro in enumerate(step):
-                    known: dict[str, Any] = {name: next(parts).view_as(micro.mask).to(micro.mask.device)}
+                    value = next(parts).view(*micro.mask.shape, *([width] if name in _WIDE else []))
+                    value = value.long() if name == "teacher_ids" else value
+                    known: dict[str, Any] = {name: value.to(micro.mask.device)}
                     step[number] = replace(micro, **known)
     return batch, steps, facts

@@ -1,0 +1,272 @@
+"""Who teaches the policy (`--teacher_model`, `--teacher_model_server`): what a teacher says of a round's completions.
+
+A teacher reads the tokens that the policy wrote, after the same prompt, or after that of the row's column
+`teacher_prompt`: a hint which the policy does not see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
+
+from swift_r1.algorithms import rlsd_advantages, rlsd_strength, teacher_advantages
+from swift_r1.arguments import RlhfArguments
+from swift_r1.arguments.adapters import AdapterArguments, adapter_flags
+from swift_r1.arguments.distillation import HINT, POLICY
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.inference.engines.decoding import other_layers
+from swift_r1.models.loading import load_model
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.scoring import ScoredRound
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
+from swift_r1.training.batching import Batching, RoundBatch, collate
+from swift_r1.training.grpo import batch_of_round
+from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.setup import Context, check_tokens
+from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.protocol import ScoreResponse, ServerRefused, tokenizer_hash
+
+Steps = list[list[MicroBatch]]
+_AT_ONCE = 32  # completions in one request to a server
+
+
+class CurrentPolicy:
+    """The policy as it is, without a gradient: its own teacher, who reads hints."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.weights = backend, Movable(tuple)
+
+    @torch.no_grad()
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.backend.logprobs(inputs, temperature)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What all teachers have. `teach` is collective."""
+
+    ranks: Ranks
+    encoder: PromptEncoder | None  # None in a replay, which has no messages to put a hint into
+    temperature: float
+    top: int  # `--gkd_logits_topk`: how many of the likeliest tokens the loss needs in each place; 0: none
+
+    def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
+        """The micro-batches with `teacher_logps`, and with `top` the likeliest tokens; `scored` is on rank 0."""
+        raise NotImplementedError
+
+    def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
+        """The prompt that the teacher reads, of each completion."""
+        prompts = [item.conversation.prompt for item in scored.trained]
+        known = {id(one): self._prompt(one) for one in {id(one): one for one in prompts}.values()}  # once a group
+        return [known[id(one)] for one in prompts]
+
+    def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """With the hint, where there is one, in the place of the last message of the user. Raises RunFailed."""
+        if not (hint := prompt.columns.get(HINT)):
+            return prompt.token_ids
+        if self.encoder is None:
+            raise RunFailed(f"{prompt.prompt_id} has a {HINT}, and a replay has no messages to put it into")
+        asked = [place for place, message in enumerate(prompt.messages) if message["role"] == "user"]
+        if not isinstance(hint, str) or not asked:
+            raise RunFailed(f"{prompt.prompt_id}: {HINT} must be text, in the place of the user's message: {hint!r}")
+        messages = list(prompt.messages)
+        messages[asked[-1]] = dict(messages[asked[-1]]) | {"content": hint}
+        return self.encoder.tokenize(self.encoder.render(messages))
+
+
+@dataclass(frozen=True)
+class LocalTeacher(Teacher):
+    """A model in the trainer's processes, spread over them as the policy is."""
+
+    model: ReferencePolicy | CurrentPolicy
+    batching: Batching
+    alike: bool  # of the policy's architecture: it takes rows in the same forms
+    vocab_size: int  # of the policy
+
+    def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
+        hinted = None
+        prompts = [] if scored is None else self.prompts(scored)
+        own = [] if scored is None else [item.conversation.prompt.token_ids for item in scored.trained]
+        if self.ranks.max(float(prompts != own)):
+            hinted = batch_of_round(scored, self.ranks, prompts)
+        return [[self._taught(micro, batch, hinted) for micro in step] for step in steps]
+
+    def _taught(self, micro: MicroBatch, batch: RoundBatch, hinted: RoundBatch | None) -> MicroBatch:
+        inputs = micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
+        found = self.model.logprobs(inputs._replace(top=self.top), self.temperature)
+        if found.likeliest is None:
+            return _with(micro, found.logps)
+        logps, ids, tops = found.logps[:, 0], found.likeliest[:, 1:], found.logps[:, 1:]
+        unknown = ids >= self.vocab_size  # rows of padding, in a larger table than the policy's
+        return _with(micro, logps, ids.masked_fill(unknown, 0), tops.masked_fill(unknown, -torch.inf))
+
+    def _inputs(self, micro: MicroBatch, batch: RoundBatch) -> ModelInputs:
+        """The same completions in the same order, after the prompts of `batch`."""
+        samples, batching, form = micro.samples.tolist(), self.batching, Form()
+        if self.alike:
+            form = batching.form if batching.share_from is None else SHARED
+        same = batch.prompt_numbers.tolist()
+        groups = groupby(samples, key=lambda one: (one // batching.group_size, same[one]) if form.shared else one)
+        units = [tuple(unit) for _, unit in groups]
+        how = (form, self.ranks.device, batching.own_attention)
+        return collate(batch, units, *how, sequence=self.ranks.sequence).inputs
+
+
+@dataclass(frozen=True)
+class ServerTeacher(Teacher):
+    """`swift rollout` servers, one a tag, which rank 0 asks."""
+
+    servers: Mapping[str, RolloutClient]  # on rank 0; by tag, `""` for the only one
+    versions: Mapping[str, int]  # of the weights that each had at the start
+    args: RlhfArguments
+    progress: Any  # of the watchdog
+
+    def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
+        with self.ranks.busy():
+            answers = None if scored is None else self._ask(scored)
+        said = self.ranks.broadcast(answers)
+        first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
+
+        def taught(micro: MicroBatch) -> MicroBatch:
+            mask = micro.mask.cpu()
+            place = (first[micro.samples][:, None] + torch.arange(mask.shape[1]))[mask]
+            return _with(micro, *(one[place].to(micro.mask.device) for one in said))
+
+        return [[taught(micro) for micro in step] for step in steps]
+
+    def _ask(self, scored: ScoredRound) -> list[Tensor]:
+        """Of all tokens of the completions, one after another: `[K]`, and with `top` twice `[K, top]`. Raises
+        ServerUnreachable, RunFailed."""
+        conversations = [item.conversation for item in scored.trained]
+        own: dict[str, list[int]] = {tag: [] for tag in self.servers}
+        for number, one in enumerate(conversations):
+            own[self._tag(one.prompt)].append(number)
+        work = [(tag, found[i : i + _AT_ONCE]) for tag, found in own.items() for i in range(0, len(found), _AT_ONCE)]
+        sizes = [len(one.completion.token_ids) for one in conversations]
+        whole = [
+            (*prompt, *one.completion.token_ids)
+            for prompt, one in zip(self.prompts(scored), conversations, strict=True)
+        ]
+        rows: dict[int, tuple[Sequence[Any], ...]] = {}
+        with ThreadPoolExecutor(len(self.servers)) as threads:
+            answers = threads.map(lambda part: self._scores(part[0], [whole[number] for number in part[1]]), work)
+            for (_, numbers), answer in zip(work, answers, strict=True):
+                self.progress("the teacher's log-probs")
+                for place, number in enumerate(numbers):
+                    parts = (answer.logprobs, answer.top_ids, answer.top_logprobs)
+                    rows[number] = tuple(part[place][-sizes[number] :] if part else () for part in parts)
+        flat = [[value for number in range(len(whole)) for value in rows[number][part]] for part in range(3)]
+        kinds = (torch.float32, torch.long, torch.float32)
+        logps, ids, tops = (torch.tensor(values, dtype=kind) for values, kind in zip(flat, kinds, strict=True))
+        return [logps, ids.view(-1, self.top), tops.view(-1, self.top)] if self.top else [logps]
+
+    def _tag(self, prompt: Prompt) -> str:
+        if "" in self.servers:
+            return ""
+        key = self.args.teacher_tag_key
+        tag = prompt.columns.get(key, prompt.dataset if key == "dataset" else None)
+        if tag not in self.servers:
+            known = ", ".join(self.servers)
+            raise RunFailed(f"{prompt.prompt_id}: {key} {tag!r} is of no teacher of --teacher_model_server ({known})")
+        return str(tag)
+
+    def _scores(self, tag: str, sequences: Sequence[tuple[int, ...]]) -> ScoreResponse:
+        """A server that is away, or is full, is asked again until `--vllm_server_timeout` is over."""
+        client, end = self.servers[tag], time.monotonic() + self.args.vllm_server_timeout
+        while True:
+            try:
+                answer = client.score(sequences, self.temperature, self.top, every_copy=False)
+                break
+            except (ServerUnreachable, ServerRefused) as error:
+                left = end - time.monotonic()
+                if left <= 0 or (isinstance(error, ServerRefused) and error.status != 503):
+                    raise
+                time.sleep(min(left, getattr(error, "retry_after", None) or 1.0))
+                client.wait_until_ready(left)
+        if answer.weight_version != self.versions[tag]:
+            raise RunFailed(f"the teacher at {client.base_url} has got other weights: no other run may train it")
+        return answer
+
+
+def _with(micro: MicroBatch, *said: Tensor) -> MicroBatch:
+    """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
+    names = ("teacher_logps", "teacher_ids", "teacher_tops")
+    known: dict[str, Any] = dict(zip(names, map(micro.unflatten, said), strict=False))
+    return replace(micro, **known)
+
+
+def taught_advantages(
+    args: RlhfArguments, advantages: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, step: int
+) -> tuple[Tensor, dict[str, float]]:
+    """Of a round begun after `step` optimizer steps the advantages of tokens, `[N, T]`, from those of completions; and
+    what to log."""
+    given = advantages, old_logps, teacher_logps, mask
+    if args.teaches_by == "advantage":
+        return teacher_advantages(*given, args.teacher_kl_coef), {}
+    strength = rlsd_strength(step, args.rlsd_lambda, args.rlsd_lambda_warmup_steps, args.rlsd_lambda_decay_steps)
+    clip, negative_only = args.rlsd_reweight_clip_range, args.rlsd_negative_only
+    found = rlsd_advantages(*given, strength=strength, clip_range=clip, negative_only=negative_only)
+    return found, {"rlsd_lambda": strength}
+
+
+def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teacher | None:
+    """None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads other tokens."""
+    args, ranks = context.args, context.ranks
+    if args.teaches_by is None:
+        return None
+    encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
+    common = (ranks, encoder, args.temperature, args.gkd_logits_topk or 0)
+    if args.teacher_model_server:
+        servers = _open_servers(context, backend.vocab_size) if ranks.is_rank0 else {}
+        versions = {tag: client.info().weight_version for tag, client in servers.items()}
+        return ServerTeacher(*common, servers, versions, args, context.watchdog.progress)
+    if args.teacher_model == POLICY:
+        return LocalTeacher(*common, CurrentPolicy(backend), batching, True, backend.vocab_size)
+    path = args.teacher_model or args.model
+    config: Any = AutoConfig.from_pretrained(path).get_text_config()
+    own: Any = backend.model.config.get_text_config()
+    check_tokens(path, "--teacher_model", context.tokenizer)
+    if config.vocab_size < own.vocab_size:
+        raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {own.vocab_size}")
+    alike = config.model_type == own.model_type and other_layers(config) == other_layers(own)
+    if ranks.sequence is not None and not (alike and config.num_attention_heads % ranks.sequence.size == 0):
+        raise UsageError(f"--sequence_parallel_size: --teacher_model {path} cannot be spread as --model is")
+
+    lora = None
+    if (folder := args.teacher_adapters) is not None:
+        flags = adapter_flags("--teacher_adapters", folder)
+        lora = LoraSettings.of(AdapterArguments(train_type="lora", adapters=[folder], **flags))
+
+    def load() -> PreTrainedModel:
+        return load_model(path, args.torch_dtype, False, lora, attention=args.attn_impl, flag="--teacher_model")
+
+    itself = path == args.model and lora is None
+    offload = args.offload_teacher_model and ranks.device.type != "cpu"
+    return LocalTeacher(
+        *common, backend.reference(offload, None if itself else load), batching, alike, backend.vocab_size
+    )
+
+
+def _open_servers(context: Context, vocab_size: int) -> dict[str, RolloutClient]:
+    found, hashed = {}, tokenizer_hash(context.tokenizer)
+    for tag, url in context.args.teacher_servers.items():
+        client = context.cleanup.enter_context(RolloutClient(url, context.args.api_key))
+        info = client.wait_until_ready(context.args.vllm_server_timeout)
+        if info.tokenizer_hash != hashed or info.vocab_size < vocab_size:
+            raise UsageError(
+                f"--teacher_model_server {url} has another tokenizer than --model: it would read other words"
+            )
+        found[tag] = client
+    return found
