@@ -82,7 +82,10 @@ def trained(args: argparse.Namespace, way: str, seed: int, steps: int, more: Seq
         with (folder.parent / f"{folder.name}.log").open("ab") as log:
             subprocess.run([*demo.SWIFT, "rlhf", *words], stdout=log, stderr=subprocess.STDOUT, check=True)
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
-    return {line["step"]: line[ACCURACY] for line in lines if ACCURACY in line}
+    found = {line["step"]: line[ACCURACY] for line in lines if ACCURACY in line}
+    if steps not in found:
+        sys.exit(f"{folder} ended before step {steps}: the same command goes on")
+    return found
 
 
 def by_name(words: Sequence[str]) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
     with RolloutClient(url, api_key=args.api_key) as client:
         turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
     found, news = with_told(words, args, turns, url)
-    if not found.reward_funcs:
+    if not found.reward_funcs and found.teaches_by is None:
         raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
     if news and world.nnodes > 1:
         raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")
