@@ -76,7 +76,9 @@ def trained(args: argparse.Namespace, way: str, seed: int, steps: int, more: Seq
             "per_device_train_batch_size": demo.COMPLETIONS // 16,
             "gradient_accumulation_steps": 16,
         }
-        flags = by_name((*demo.FLAGS, *demo.OF_GRPO)) | {f"--{name}": [str(value)] for name, value in own.items()}
+        flags = by_name((*demo.DATA, *demo.FLAGS, *demo.OF_GRPO)) | {
+            f"--{name}": [str(value)] for name, value in own.items()
+        }
         words = [word for flag, values in (flags | by_name(more)).items() for word in (flag, *values)]
         folder.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f"{folder.name}.log").open("ab") as log:

@@ -1,0 +1,24 @@
+"""`countdown_two` of `examples/smollm2_countdown`, whose teacher reads the solved problem before it reads the problem."""
+
+import operator
+
+from swift.dataset import DatasetMeta, register_dataset
+
+from swift_r1.data.registry import find_dataset
+
+DEMO = find_dataset("countdown_two")  # of that plugin file, which is loaded before
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+
+
+class Hinted(type(DEMO.preprocess_func)):
+    def preprocess(self, row):
+        one, other = row["nums"]
+        found = super().preprocess(row)
+        sign = next(sign for sign, apply in OPERATORS.items() if apply(one, other) == row["target"])
+        *examples, problem = found["messages"][-1]["content"].splitlines()
+        hint = f"{problem} <answer>{one} {sign} {other}</answer>"
+        found["teacher_prompt"] = "\n".join([*examples, hint, problem])
+        return found
+
+
+register_dataset(DatasetMeta(dataset_name="countdown_hinted", loader=DEMO.loader, preprocess_func=Hinted()))
