@@ -1,4 +1,4 @@
-"""`countdown_two` of `examples/smollm2_countdown`, whose teacher reads the solved problem before it reads the problem."""
+"""`countdown_two` of `examples/smollm2_countdown`, whose teacher reads the problem solved before it reads it."""
 
 import operator
 
