@@ -173,6 +173,12 @@ def test_files_that_the_trainer_makes_for_itself_alone_hide_nothing(allows_sandb
     sandbox.close()
 
 
+def test_a_sandbox_in_which_no_program_runs_is_refused(allows_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "_TRIAL", "open('/missing')")
+    with pytest.raises(SandboxError, match="cannot read Python's library"):
+        Sandbox()
+
+
 def in_a_process_of_its_own(first: str, run: str, python: str = sys.executable, **others: Any) -> Any:
     """A sandbox without what importing `swift_r1.rewards` takes: `first`, then prints how the program `run` ended."""
     package = REPOSITORY / "swift_r1"

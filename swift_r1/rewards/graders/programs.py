@@ -73,9 +73,8 @@ def _case(case: Any, fn_name: str | None) -> Case:
     if kind not in _FUNCTION or not name:
         raise ValueError(f"a test case of type {kind} needs fn_name" if kind in _FUNCTION else f"unknown type {kind}")
     if isinstance(given, str):  # LiveCodeBench: JSON, a line for each argument
-        return Case(
-            (_read(right),), fn_name=name, args=tuple(_read(line) for line in given.split("\n") if line.strip())
-        )
+        lines = [line for line in given.split("\n") if line.strip()]
+        return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))
     if not isinstance(given, list):
         raise ValueError(f"the input of {name} is no list of arguments")
     # APPS puts what a function returns into a list of one, but not always.
