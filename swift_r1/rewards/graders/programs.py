@@ -89,8 +89,8 @@ def _text(value: Any) -> str:
 
 
 def passes(case: Case, output: bytes) -> bool:
-    """Whether what a program printed, or the JSON of what its function returned, is right. Blanks at the ends of text
-    and of its lines do not count."""
+    """Whether what a program printed, or the JSON of what its function returned, is right. Blanks at both ends of the
+    text and at the ends of its lines do not count."""
     if case.fn_name is None:
         return _lines(output.decode("utf-8", "replace")) == _lines(case.right[0])
     try:
