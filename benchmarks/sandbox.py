@@ -57,8 +57,7 @@ def main() -> int:
     case = {"input": "5\n1 2 2 3 4", "output": "8"}
     tests = {"language": "python", "test_cases": [case] * flags.tests}
     args = SimpleNamespace(
-        **{"reward_timeout": 10.0, "reward_num_workers": flags.workers, "reward_memory_limit": 1.0},
-        **{"reward_env": [], "reward_isolation": "process"},
+        reward_timeout=10.0, reward_num_workers=flags.workers, reward_memory_limit=1.0, reward_env=[]
     )
     texts = [completion(number) for number in range(flags.programs)]
     batch = RewardBatch(texts, {"verification_info": [tests] * len(texts)}, 8)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ def scripts(*pairs: tuple[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def code() -> Iterator[Code]:
+def code(allows_sandbox: None) -> Iterator[Code]:
     reward = Code(SimpleNamespace(reward_timeout=5.0, reward_memory_limit=0.25))
     yield reward
     reward.sandbox.close()
@@ -113,7 +114,7 @@ def test_a_program_that_hangs_is_wrong_and_not_late(code: Code) -> None:
     started = time.monotonic()
     tests = scripts(*[("", "1")] * 10)
     assert code([fenced("while True: pass")], verification_info=[tests]) == [0.0]
-    assert time.monotonic() - started < 5.0  # all ten tests together, before --reward_timeout
+    assert time.monotonic() - started < 20.0  # 4 s for all ten together; 40 s for one after another
 
 
 def test_processor_time_ends_a_program_before_wall_time_does(code: Code) -> None:
@@ -137,7 +138,7 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> No
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))])
         deadline = time.monotonic() + 20
-        while all(one.cpu_times().user < 0.1 for one in first.children()[-1].children()):
+        while len(first.children(recursive=True)) < 3:  # two keepers, and the program
             assert time.monotonic() < deadline
         first.kill()
         with pytest.raises(SandboxError, match="broke"):
@@ -145,7 +146,54 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> No
     assert code([fenced("print(1)")], verification_info=[scripts(("", "1"))]) == [1.0]
 
 
-def test_it_ends_with_its_process() -> None:
+@pytest.mark.parametrize("answer", [b"", b'{"sta', b'{"status": 0, "size": 3}\n12', b'{"error": "no room"}\n'])
+def test_half_an_answer_is_no_verdict(answer: bytes, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = socket.socketpair()
+
+    def keep() -> None:
+        with socket.socket(fileno=socket.recv_fds(theirs, 1, 1)[1][0]) as line:
+            line.makefile("rb").read()
+            line.sendall(answer)
+
+    broken = Sandbox()
+    monkeypatch.setattr(broken, "_control", mine)
+    with mine, theirs, ThreadPoolExecutor(1) as pool, pytest.raises(SandboxError, match=r"it ended|no room"):
+        pool.submit(keep)
+        broken.run(Run("print(123)"))
+    assert broken.closed
+
+
+def test_files_that_the_trainer_makes_for_itself_alone_hide_nothing(allows_sandbox: None) -> None:
+    before = os.umask(0o077)
+    try:
+        sandbox = Sandbox()
+    finally:
+        os.umask(before)
+    assert sandbox.run(Run("import this, os\nopen('/dev/null')\nos.listdir('/')")).status == 0
+    sandbox.close()
+
+
+def test_a_sandbox_in_which_no_program_runs_is_refused(allows_sandbox: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "_TRIAL", "open('/missing')")
+    with pytest.raises(SandboxError, match="cannot read Python's library"):
+        Sandbox()
+
+
+def in_a_process_of_its_own(first: str, run: str, python: str = sys.executable, **others: Any) -> Any:
+    """A sandbox without what importing `swift_r1.rewards` takes: `first`, then prints how the program `run` ended."""
+    package = REPOSITORY / "swift_r1"
+    script = box._BOOT.rpartition("from")[0] + "from swift_r1.rewards.sandbox.box import Run, Sandbox\n"
+    command = [python, "-c", f"{script}{first}\nprint(Sandbox().run(Run({run!r})))", "", package, package / "rewards"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **others)
+
+
+def test_lower_limits_of_the_trainer_stay(allows_sandbox: None) -> None:
+    lower = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
+    ran = in_a_process_of_its_own(lower, "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))")
+    assert ran.stdout == f"Ended(status=0, output=b'({1 << 20}, {1 << 20})\\n')\n", ran
+
+
+def test_it_ends_with_its_process(allows_sandbox: None) -> None:
     script = "from swift_r1.rewards.sandbox.box import *; s = Sandbox(); print(s._process.pid, flush=True); input()"
     outer = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, cwd=REPOSITORY)
     assert outer.stdout is not None
@@ -154,32 +202,31 @@ def test_it_ends_with_its_process() -> None:
     assert len(processes) >= 2
     outer.kill()
     outer.communicate()
-    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    assert psutil.wait_procs(processes, timeout=30)[1] == []
 
 
-def test_any_user_gets_a_sandbox() -> None:
+def test_any_user_gets_a_sandbox(allows_sandbox: None) -> None:
     """Not root's: its threads are counted, too. It takes an interpreter and a checkout that others may read."""
     python = shutil.which("python3", path="/usr/bin")
-    package = REPOSITORY / "swift_r1"
-    others = {"user": 65532, "group": 65532, "extra_groups": [], "cwd": "/"} if os.geteuid() == 0 else {}
+    others: dict[str, Any] = {"cwd": "/"}
+    others |= {"user": 65532, "group": 65532, "extra_groups": []} if os.geteuid() == 0 else {}
     look = "import sys; sys.exit(sys.version_info < (3, 11) or not __import__('os').access(sys.argv[1], 4))"
     if python is None or subprocess.run([python, "-c", look, box.__file__], **others).returncode:
         pytest.skip("no such interpreter or checkout")
     threads = (FOLDER / "resources.txt").read_text().partition("### many_threads\n")[2].partition("### ")[0]
     run = f"import os, sys\nsay = print\nprint(os.getuid(), os.listdir('/dev'), flush=True)\n{threads}"
-    script = box._BOOT.rpartition("from")[0] + "from swift_r1.rewards.sandbox.box import Run, Sandbox\n"
-    script += f"print(Sandbox().run(Run({run!r})))"
-    ran = subprocess.run(
-        [python, "-c", script, "", package, package / "rewards"], capture_output=True, text=True, **others
-    )
+    ran = in_a_process_of_its_own("", run, python, **others)
+    if "no sandbox for programs can be made here" in ran.stderr:
+        pytest.skip(ran.stderr.splitlines()[-1])
     assert ran.stdout.startswith('Ended(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1, ran
 
 
-# Namespaces of users are counted: in one that may have none below it, the kernel refuses.
+# Namespaces of users are counted: in one that may have none below it, the kernel refuses. Where none can be made, it
+# refuses anyway.
 REFUSING = (
     "import ctypes, os, pathlib\n"
-    "assert ctypes.CDLL(None).unshare(0x10000000) == 0\n"
-    "pathlib.Path('/proc/sys/user/max_user_namespaces').write_text('0')\n"
+    "if ctypes.CDLL(None).unshare(0x10000000) == 0:\n"
+    "    pathlib.Path('/proc/sys/user/max_user_namespaces').write_text('0')\n"
 )
 
 
@@ -189,7 +236,7 @@ def refused(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
 
 
-def test_swift_check_shows_what_the_reward_gives(tmp_path: Path) -> None:
+def test_swift_check_shows_what_the_reward_gives(tmp_path: Path, allows_sandbox: None) -> None:
     data = tmp_path / "rows.jsonl"
     row = {"messages": [{"role": "user", "content": "Add."}], "verification_info": scripts(("1 2", "3"))}
     data.write_text(json.dumps(row) + "\n")

@@ -47,6 +47,11 @@ SCRIPT = Case(("3",), stdin="1 2")
             {"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": "ab"}]},
             [Case(("ab",), fn_name="add", args=(1, 2))],
         ),
+        ({"inputs": None, "outputs": None, "test_cases": [{"input": None, "output": 3}]}, [Case(("3",))]),
+        (
+            [{"input": '"a\u2028b"\n\n1', "output": "3", "testtype": "functional", "fn_name": "add"}],
+            [Case((3,), fn_name="add", args=("a\u2028b", 1))],
+        ),
         (
             [{"input": '[1, 2]\n"x"', "output": "[3]", "testtype": "functional", "fn_name": "add"}],
             [Case(([3],), fn_name="add", args=([1, 2], "x"))],
@@ -68,6 +73,9 @@ def test_the_formats_of_public_sets_are_read(tests: object, cases: list[Case]) -
         ({"inputs": [1], "outputs": []}, "1 inputs and 0 outputs"),
         ({"test_cases": [{"input": ""}]}, "input and output"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "functional"}]}, "needs fn_name"),
+        ({"inputs": None, "outputs": None}, "no tests"),
+        ({"fn_name": "f", "test_cases": [{"input": {"x": 1}, "output": 1}]}, "input of f is no list"),
+        ({"fn_name": "f", "test_cases": [{"input": 1, "output": 1}]}, "input of f is no list"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "file"}]}, "unknown type file"),
     ],
 )

@@ -46,7 +46,7 @@ def cases_of(tests: Any) -> list[Case]:
     if str(tests.get("language") or "python").lower() not in _NAMES:
         raise ValueError(f"the tests are for {tests['language']}, and the sandbox has only Python")
     cases = _read(tests.get("test_cases"))
-    if cases is None and "inputs" in tests and "outputs" in tests:
+    if cases is None and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise ValueError(f"there are {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs")
         cases = [{"input": one, "output": other} for one, other in zip(tests["inputs"], tests["outputs"], strict=True)]
@@ -73,19 +73,24 @@ def _case(case: Any, fn_name: str | None) -> Case:
     if kind not in _FUNCTION or not name:
         raise ValueError(f"a test case of type {kind} needs fn_name" if kind in _FUNCTION else f"unknown type {kind}")
     if isinstance(given, str):  # LiveCodeBench: JSON, a line for each argument
-        return Case((_read(right),), fn_name=name, args=tuple(_read(line) for line in given.splitlines() if line))
+        lines = [line for line in given.split("\n") if line.strip()]
+        return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))
+    if not isinstance(given, list):
+        raise ValueError(f"the input of {name} is no list of arguments")
     # APPS puts what a function returns into a list of one, but not always.
     unpacked = right if isinstance(right, list) and len(right) == 1 else []
     return Case((right, *unpacked), fn_name=name, args=tuple(given))
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return ""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def passes(case: Case, output: bytes) -> bool:
-    """Whether what a program printed, or the JSON of what its function returned, is right. Blanks at the ends of text
-    and of its lines do not count."""
+    """Whether what a program printed, or the JSON of what its function returned, is right. Blanks at both ends of the
+    text and at the ends of its lines do not count."""
     if case.fn_name is None:
         return _lines(output.decode("utf-8", "replace")) == _lines(case.right[0])
     try:

@@ -19,6 +19,7 @@ from swift_r1.rewards.sandbox.calls import MACHINE
 
 _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for the sandbox to answer, after a program's own time
+_TRIAL = "import this; open('/dev/null')"  # shows that programs start, and can read Python's library
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LANG": "C.UTF-8", "HOME": "/tmp", "TZ": "UTC"}
 # The packages above have nothing to do in there, and none of what they import is in Python's library.
 _BOOT = """
@@ -103,31 +104,36 @@ class Sandbox:
             if said == within.UNSHARED:
                 self._control.sendall(_map_users(self._process.pid, nobody and os.geteuid() == 0))
                 said = self._control.recv(1)
-            why = "" if said == within.READY else self._control.recv(1 << 10).decode() or "it ended"
-        except OSError as error:
+            why = "" if said == within.READY else self._control.recv(1 << 10).decode(errors="replace") or "it ended"
+            if not why and self.run(Run(_TRIAL, seconds=_START_SECONDS)).status != 0:
+                why = "a program cannot read Python's library or devices in it"
+        except (OSError, SandboxError) as error:
             why = str(error)
         if why:
             self.close()
             raise SandboxError(f"no sandbox for programs can be made here ({why}); docs/sandbox.md says what it needs")
 
     def run(self, run: Run) -> Ended:
-        """Raises SandboxError: the sandbox broke; it is closed then."""
+        """Raises SandboxError: the sandbox broke, also in the middle of its answer; it is closed then."""
         mine, theirs = socket.socketpair()
         with mine:
             mine.settimeout(run.seconds + _GRACE_SECONDS)
+            told: dict[str, Any] = {"error": "it ended"}
+            output = b""
             try:
                 with theirs:
                     socket.send_fds(self._control, [b"."], [theirs.fileno()])
                 mine.sendall(json.dumps(asdict(run)).encode())
                 mine.shutdown(socket.SHUT_WR)
                 with mine.makefile("rb") as reader:
-                    told = json.loads(reader.readline() or '{"error": "it ended"}')
-                    output = reader.read(within.OUTPUT_BYTES)
+                    if (line := reader.readline()).endswith(b"\n"):
+                        told = json.loads(line)
+                        output = reader.read(within.OUTPUT_BYTES)
             except OSError as error:
                 told = {"error": str(error)}
-        if "error" in told:
+        if len(output) != told.get("size"):
             self.close()
-            raise SandboxError(f"the sandbox for programs broke: {told['error']}")
+            raise SandboxError(f"the sandbox for programs broke: {told.get('error', 'it ended in its answer')}")
         return Ended(told["status"], output)
 
     @property

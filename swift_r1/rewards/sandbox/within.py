@@ -42,7 +42,7 @@ UNSHARED, READY, FAILED = b"u", b"r", b"f"  # said to the outside
 NOBODY_MAPPED, ONLY_SELF_MAPPED = b"n", b"s"  # its answer to UNSHARED
 OUTPUT_BYTES = 8 << 20  # of what a program prints or returns, and of each of its files
 _TMP = "size=64m,nr_inodes=1000,mode=1777"
-_THREADS, _OPEN_FILES = 32, 64
+_THREADS, _OPEN_FILES, _SIGNALS = 32, 64, 64  # signals that wait, and timers: counted with those of the trainer's user
 _KEEPERS = 2  # one may get ready while the other has a run
 _NOTHING_TO_RUN = 3  # exit code of a keeper
 _NOT_LOADED = ("_test", "_ctypes_test", "xx", "_xx", "_tkinter", "_curses", "readline")
@@ -67,6 +67,7 @@ def main(control: socket.socket) -> None:
     """Says UNSHARED, takes one byte, says READY (or FAILED and why), and then takes a socket for each run."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the trainer's; this ends when nobody holds the socket
         signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)  # the trainer's may keep nobody out of the root
     try:
         _load_modules()
         size = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
@@ -152,8 +153,8 @@ def _keep(control: socket.socket, ready: _Ready) -> NoReturn:
         if (child := os.fork()) == 0:
             _confine(ready, int(run["memory"]), math.ceil(run["cpu_seconds"]))
             _become(run, given, found, ready.prelude)
-        told = json.dumps({"status": _status(child, line, run["seconds"])}).encode()
-        line.sendall(told + b"\n" + os.pread(found, OUTPUT_BYTES, 0))
+        status, output = _status(child, line, run["seconds"]), os.pread(found, OUTPUT_BYTES, 0)
+        line.sendall(json.dumps({"status": status, "size": len(output)}).encode() + b"\n" + output)
     except BaseException as error:  # noqa: BLE001  also of the child, while it is no program yet
         with contextlib.suppress(OSError):  # nobody listens
             line.sendall(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode() + b"\n")
@@ -192,9 +193,14 @@ def _confine(ready: _Ready, memory: int, cpu_seconds: int) -> None:
         resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_FSIZE: OUTPUT_BYTES,
         resource.RLIMIT_NPROC: _THREADS,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_SIGPENDING: _SIGNALS,
         **dict.fromkeys((resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), 0),
     }
     for kind, limit in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY:  # the trainer's own, which only the machine's root may raise
+            limit = min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
     kernel.drop_privileges(ready.user)
     kernel.end_with_parent()
@@ -209,7 +215,6 @@ def _become(run: dict[str, Any], given: int, found: int, prelude: types.CodeType
         os.dup2(given, 0)
         os.dup2(found, 3 if returns else 1)  # 1 and 2 are /dev/null
         os.closerange(4 if returns else 3, _OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
         streams = {"stdin": open(0), "stdout": open(1, "w"), "stderr": open(2, "w", buffering=1)}  # noqa: SIM115
         for name, stream in streams.items():
             setattr(sys, name, stream)
