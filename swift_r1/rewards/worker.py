@@ -197,9 +197,9 @@ def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]
 
 
 def rest() -> None:
-    """Tells the rewards of this process that a batch is scored, those that want to know."""
+    """Tells the models among the rewards of this process that a batch is scored."""
     for reward in _rewards.values():
-        if isinstance(reward, Reward) and hasattr(reward.function, "rest"):
+        if isinstance(reward, Reward) and getattr(reward.function, "takes_groups_together", False):
             reward.function.rest()
 
 

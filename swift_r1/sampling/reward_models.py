@@ -38,7 +38,7 @@ class ModelReward:
     Raises UsageError: it cannot be loaded, or the plugin cannot be built.
     """
 
-    takes_groups_together = True
+    takes_groups_together = True  # `rewards.worker` asks for it, and calls `rest` of those that have it
 
     def __init__(self, about: RewardModel, dtype: str | None, device: torch.device, leaves: bool) -> None:
         from swift_r1.models.loading import load_judging_model, load_tokenizer
