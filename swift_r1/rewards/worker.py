@@ -199,8 +199,9 @@ def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]
 def rest() -> None:
     """Tells the models among the rewards of this process that a batch is scored."""
     for reward in _rewards.values():
-        if isinstance(reward, Reward) and getattr(reward.function, "takes_groups_together", False):
-            reward.function.rest()
+        function: Any = getattr(reward, "function", None)
+        if getattr(function, "takes_groups_together", False):
+            function.rest()
 
 
 def end_loop() -> None:

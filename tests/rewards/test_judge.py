@@ -43,6 +43,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.rule, self.seen, self.authorizations = rule, list[dict[str, Any]](), set[str | None]()
         self.times: list[float] = []
+        self.retry_after = 2
         self.usage: object = {"total_tokens": 10}
 
     @property
@@ -75,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(code)
         self.send_header("Content-Length", str(len(data)))
         if code == 429:
-            self.send_header("Retry-After", "2")
+            self.send_header("Retry-After", str(self.server.retry_after))
         self.end_headers()
         self.wfile.write(data)
 
@@ -226,7 +227,7 @@ def test_a_judge_that_is_not_there_or_refuses(serve: Any, tmp_path: Path, monkey
     assert len(column.invalid) == 2 and KEY.encode() not in (tmp_path / "judge.sqlite").read_bytes()
     server.shutdown()
     server.server_close()
-    column = judged(server.url, ["a"], invalid=0, timeout=1)
+    column = judged(server.url, ["a"], invalid=0, timeout=3)
     assert "ConnectError" in column.invalid[0].cause
 
 
@@ -236,7 +237,8 @@ def test_a_judge_that_is_busy_for_a_while(serve: Any, monkeypatch: pytest.Monkey
     assert judged(busy.url, ["a"]).values == (1.0,)  # the sixth attempt is within the 20 seconds of a request
     assert busy.times[1] - busy.times[0] > 1.9  # as Retry-After says
     busy = serve(lambda *_: 429)
-    [bad] = judged(busy.url, ["a"], timeout=1).invalid
+    busy.retry_after = 60
+    [bad] = judged(busy.url, ["a"]).invalid
     assert "answered 429" in bad.cause and len(busy.seen) == 1  # it wants more seconds than a request has
 
 
