@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -129,9 +130,10 @@ class RewardArguments(PluginArguments):
         """Named by the end of the path; of several with one end, the later ones by a number too."""
         found: list[RewardModel] = []
         for place, path in enumerate(self.reward_model):
-            end = PurePosixPath(path.rstrip("/")).name or "reward_model"
-            times = sum(PurePosixPath(one.rstrip("/")).name == end for one in self.reward_model[:place])
-            name = f"{end}_{times + 1}" if times else end
+            name = end = PurePosixPath(path.rstrip("/")).name or "reward_model"
+            times = itertools.count(2)
+            while name in (one.name for one in found):
+                name = f"{end}_{next(times)}"
             plugin, adapters, template = (
                 values[place] if place < len(values) else None
                 for values in (self.reward_model_plugin, self.reward_adapters, self.reward_template)

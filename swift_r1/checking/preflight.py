@@ -184,6 +184,11 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
                 f"--reward_funcs {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the "
                 f"data lacks (it has {', '.join(own) or 'none'}); --columns renames"
             )
+    if "judge" in args.reward_funcs and args.judge is not None:
+        from swift_r1.rewards.judge_config import read_judge
+
+        for word in sorted(read_judge(args.judge).columns - columns - given):
+            faults.append(f"--judge names {{{word}}}, a column that the data lacks (it has {', '.join(own) or 'none'})")
     return faults
 
 
@@ -242,7 +247,8 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     """Why rewards of the run cannot work, one line each: silent, and never longer than its deadlines.
 
     Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
-    not even a group of equal ones. One that needs longer than the deadline is none: it may wait on a network.
+    not even a group of equal ones. One that needs longer than the deadline is none: it may wait on a network. A judge,
+    which may cost money, is built and not asked.
     """
     # The user accepts rewards that never work; inline ones may need what only the trainer's process has.
     if args.max_invalid_reward_ratio >= 1 or args.reward_isolation == "inline":
@@ -287,7 +293,7 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
         for fault in unbuilt:
             answers.send(("fault", fault))
         for name in [] if unbuilt else args.called_rewards:
-            if (cause := _sure_cause(name, batch)) is not None:
+            if name != "judge" and (cause := _sure_cause(name, batch)) is not None:
                 text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
                 answers.send(("fault", text))
     except Exception:  # noqa: BLE001  what a reward raises is caught where it is called: this is a defect of ours

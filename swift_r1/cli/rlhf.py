@@ -137,8 +137,7 @@ def environment_of(
     added = trainer_environment(
         os.environ,
         world,
-        offline=not args.push_to_hub
-        and all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model, args.teacher_path)))),
+        offline=needs_no_hub(args),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
@@ -150,6 +149,19 @@ def environment_of(
 
         Console(soft_wrap=False).print(plan_table(plan, args))
     return environ
+
+
+def needs_no_hub(args: RlhfArguments) -> bool:
+    """Whether everything that the trainer loads is on this machine, and stays there."""
+    named = (
+        args.model,
+        args.critic_model,
+        args.ref_model,
+        args.teacher_path,
+        *args.reward_model,
+        *args.reward_adapters,
+    )
+    return not args.push_to_hub and all(is_local(one) for one in named if one is not None)
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:

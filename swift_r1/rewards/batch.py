@@ -170,8 +170,11 @@ class OpenRewardBatch:
         deadline = time.monotonic() + _SLACK_SECONDS + longest
 
         def run(calls: Sequence[Call], submitted: Sequence[Submitted] = ()) -> Iterator[Answer]:
+            nonlocal deadline
             for answer in self._caller.run(calls, self._state, deadline, submitted):
                 self._spent[answer.call.name] += answer.seconds
+                if answer.call.name in self._caller.at_the_end:  # computed while others waited
+                    deadline += answer.seconds
                 yield answer
 
         results = isolated(run(self._not_submitted(), self._submitted), groups, run)

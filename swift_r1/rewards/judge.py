@@ -85,7 +85,7 @@ class Judge(AsyncORM):
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
 
         self.config: JudgeConfig = read_judge(args.judge)
-        self.key = os.environ.get(self.config.api_key_env or KEY_VARIABLE)
+        self.key = os.environ.get(self.config.api_key_env or KEY_VARIABLE, "").strip()
         if self.config.api_key_env is not None and not self.key:
             raise ValueError(f"the environment variable {self.config.api_key_env} with the judge's key is not set")
         self.timeout = float(self.config.timeout or args.reward_timeout)
@@ -175,8 +175,10 @@ class Judge(AsyncORM):
             try:
                 text = str(answer["choices"][0]["message"]["content"] or "").encode(errors="replace").decode()
                 tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
-            except (KeyError, IndexError, TypeError, AttributeError) as error:
+            except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
                 raise RemoteRewardError(f"{config.url} did not answer with a chat completion") from error
+            if config.max_total_tokens is not None and tokens <= 0:
+                raise RemoteRewardError(f"{config.url} does not say total_tokens, which max_total_tokens counts")
             self.answers.put(key, body, text, tokens)
             return text
 
@@ -190,7 +192,7 @@ class Judge(AsyncORM):
         import httpx  # only where it is used: everybody imports this module
 
         client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
-        return await posted(client, self.config.url.rstrip("/") + path, body, self.key, self.timeout)
+        return await posted(client, self.config.url.rstrip("/") + path, body, self.key, self.timeout, self.timeout)
 
     def _question(self, row: Mapping[str, Any]) -> Question:
         """Raises ValueError: the row lacks what a template names."""

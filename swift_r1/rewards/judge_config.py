@@ -37,7 +37,7 @@ class JudgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    url: str = Field(pattern=r"^https?://[^@]+$")  # of the OpenAI protocol, up to `/v1`
+    url: str = Field(pattern=r"^https?://[^@?#]+$")  # of the OpenAI protocol, up to `/v1`
     model: str | None = None  # None: the first that the address lists
     api_key_env: str | None = None  # the environment variable that holds the key
     mode: Literal["score", "rank"] = "score"  # each completion for itself, or a group's completions in an order
@@ -114,6 +114,12 @@ class JudgeConfig(BaseModel):
     def pattern(self) -> str:
         words = "|".join(map(re.escape, self.words))
         return self.answer or (rf"(?i)\[\[\s*({words})\s*\]\]" if words else _NUMBER)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """What the templates take from the data."""
+        named = PLACEHOLDER.findall("\n".join((self.asked, self.shown, self.rubric)))
+        return frozenset(named) - self.own_words.keys() - {"prompt", "completion", "completions"}
 
     @property
     def own_words(self) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.rewards.orm import AsyncORM, orms
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "SWIFT_REWARD_API_TOKEN"
 ATTEMPTS = 3
 FIRST_PAUSE = 0.5  # seconds before the second attempt; doubled before each further one
+_LONGEST_PAUSE = 10.0
 
 
 class RemoteRewardError(RuntimeError):
@@ -56,32 +59,51 @@ class RemoteReward(AsyncORM):
         return await posted(client, self.url, body, os.environ.get(TOKEN_VARIABLE), self.timeout)
 
 
-async def posted(client: httpx.AsyncClient, url: str, body: bytes | None, token: str | None, timeout: float) -> Any:
-    """The JSON that a server answers to a JSON `body`, or without one to a GET. An attempt has `timeout` seconds; one
-    that finds no server, or gets 429 or 5xx, is repeated after a pause. Raises RemoteRewardError, whose text never has
-    the `token`."""
+async def posted(
+    client: httpx.AsyncClient, url: str, body: bytes | None, token: str | None, timeout: float, patience: float = 0.0
+) -> Any:
+    """The JSON that a server answers to a JSON `body`, or without one to a GET.
+
+    An attempt has `timeout` seconds; one that finds no server, or gets 429 or 5xx, is repeated after a pause, or after
+    the seconds of Retry-After where `timeout` has as many: three attempts, and more in the first `patience` seconds.
+    Raises RemoteRewardError, whose text never has the `token`.
+    """
     import httpx
 
+    if token and not (token.isascii() and token.isprintable()):  # the error of httpx would quote it
+        raise RemoteRewardError(f"the key for {url} has characters that no header can have")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    for attempt in range(ATTEMPTS):
-        last = attempt == ATTEMPTS - 1
+    began = time.monotonic()
+    for attempt in itertools.count(1):
+        pause = min(FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
+        cause: Exception | None = None
         try:
             request = client.build_request("GET" if body is None else "POST", url, content=body, headers=headers)
             response = await asyncio.wait_for(client.send(request), timeout)
-        except (httpx.TransportError, TimeoutError) as error:
-            if last:
-                raise RemoteRewardError(f"no answer from {url}: {type(error).__name__} {error}") from error
+        except (httpx.RequestError, TimeoutError) as error:
+            cause, failure = error, RemoteRewardError(f"no answer from {url}: {type(error).__name__} {error}")
         else:
             if response.status_code == 200:
                 try:
                     return response.json()
                 except ValueError as error:
                     raise RemoteRewardError(f"{url} answered with something that is no JSON") from error
-            if last or (response.status_code != 429 and response.status_code < 500):
-                text = response.text.replace(token, "***") if token else response.text
-                raise RemoteRewardError(f"{url} answered {response.status_code}: {text[:200]}")
-        await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+            text = response.text.replace(token, "***") if token else response.text
+            failure = RemoteRewardError(f"{url} answered {response.status_code}: {text[:200]}")
+            wished = _retry_after(response)
+            if wished > timeout or (response.status_code != 429 and response.status_code < 500):
+                raise failure
+            pause = max(pause, wished)
+        if attempt >= ATTEMPTS and time.monotonic() + pause - began > patience:
+            raise failure from cause
+        await asyncio.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds; 0 where the header is missing or has a date."""
+    said = response.headers.get("Retry-After", "")
+    return float(said) if said.isdecimal() else 0.0
 
 
 orms["api"] = RemoteReward

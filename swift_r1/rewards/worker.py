@@ -197,10 +197,11 @@ def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]
 
 
 def rest() -> None:
-    """Tells the rewards of this process that a batch is scored, those that want to know."""
+    """Tells the models among the rewards of this process that a batch is scored."""
     for reward in _rewards.values():
-        if isinstance(reward, Reward) and hasattr(reward.function, "rest"):
-            reward.function.rest()
+        function: Any = getattr(reward, "function", None)
+        if getattr(function, "takes_groups_together", False):
+            function.rest()
 
 
 def end_loop() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class ModelReward:
     Raises UsageError: it cannot be loaded, or the plugin cannot be built.
     """
 
-    takes_groups_together = True
+    takes_groups_together = True  # `rewards.worker` asks for it, and calls `rest` of those that have it
 
     def __init__(self, about: RewardModel, dtype: str | None, device: torch.device, leaves: bool) -> None:
         from swift_r1.models.loading import load_judging_model, load_tokenizer
@@ -93,7 +94,11 @@ class FunctionsAndModels(RewardCaller):
 
     def start(self) -> None:
         self._functions.start()
-        self._models.start()
+        try:
+            self._models.start()
+        except BaseException:
+            self._functions.close()
+            raise
 
     def close(self) -> None:
         self._functions.close()
@@ -109,11 +114,13 @@ class FunctionsAndModels(RewardCaller):
     def run(
         self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
     ) -> Iterator[Answer]:
-        """The functions' workers are busy while the models compute here."""
+        """The functions' workers are busy while the models compute here; `deadline` is without the models' time."""
         own = [call for call in calls if call.name in self.at_the_end]
         others = [call for call in calls if call.name not in self.at_the_end]
         begun = self._functions.submit(others, state)
+        started = time.monotonic()
         yield from self._models.run(own, state, deadline)
+        deadline += time.monotonic() - started
         yield from self._functions.run(others[len(begun) :], state, deadline, [*submitted, *begun])
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import World
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.cli.rlhf import needs_no_hub
 from swift_r1.launch import environment
 from swift_r1.launch.environment import (
     cpu_binding,
@@ -25,6 +27,13 @@ def test_threads_are_shared_out() -> None:
     for cpus, world, threads in ((range(8), TWO, "4"), (range(1), TWO, "1"), (range(3), World(), "3")):
         added = trainer_environment({}, world, offline=False, cpus=tuple(cpus), gpu=True)
         assert added == {"OMP_NUM_THREADS": threads}
+
+
+@pytest.mark.parametrize("flag", ["reward_model", "reward_adapters"])
+def test_a_reward_model_of_a_hub_needs_it(tmp_path: Path, flag: str) -> None:
+    own = {"rlhf_type": "grpo", "model": str(tmp_path), "reward_model": [str(tmp_path)]}
+    assert needs_no_hub(RlhfArguments(**own))
+    assert not needs_no_hub(RlhfArguments(**{**own, flag: ["somebody/judges"]}))
 
 
 def test_deterministic_products_on_a_gpu() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,8 +18,10 @@ import yaml
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.preflight import column_faults, quick_faults
 from swift_r1.checking.run import run_checks
 from swift_r1.errors import UsageError
+from swift_r1.rewards import remote
 from swift_r1.rewards.judge import UnreadableAnswer, read_ranking, shuffled, task_of
 from swift_r1.rewards.judge_config import judge_text
 from swift_r1.rewards.orm import build_reward
@@ -39,6 +42,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, rule: Rule) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.rule, self.seen, self.authorizations = rule, list[dict[str, Any]](), set[str | None]()
+        self.times: list[float] = []
+        self.retry_after = 2
+        self.usage: object = {"total_tokens": 10}
 
     @property
     def url(self) -> str:
@@ -57,17 +63,20 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/v1/chat/completions"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append(body)
+        self.server.times.append(time.monotonic())
         self.server.authorizations.add(self.headers.get("Authorization"))
         said = self.server.rule(body, len(self.server.seen))
         if isinstance(said, int):
             return self.answer(said, {"error": f"you sent {self.headers.get('Authorization')}"})
         choices = [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]
-        return self.answer(200, {"choices": choices, "usage": {"total_tokens": 10}})
+        return self.answer(200, {"choices": choices, "usage": self.server.usage})
 
     def answer(self, code: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(data)))
+        if code == 429:
+            self.send_header("Retry-After", str(self.server.retry_after))
         self.end_headers()
         self.wfile.write(data)
 
@@ -216,12 +225,44 @@ def test_a_judge_that_is_not_there_or_refuses(serve: Any, tmp_path: Path, monkey
     column = judged(server.url, ["a", "b"], tmp_path, api_key_env="MY_KEY", invalid=0)
     assert all("answered 401" in bad.cause and "Bearer ***" in bad.cause for bad in column.invalid), column
     assert len(column.invalid) == 2 and KEY.encode() not in (tmp_path / "judge.sqlite").read_bytes()
-    busy = serve(lambda _, number: 503 if number < 3 else "[[10]]")
-    assert judged(busy.url, ["a"]).values == (1.0,)
     server.shutdown()
     server.server_close()
-    column = judged(server.url, ["a"], invalid=0)
+    column = judged(server.url, ["a"], invalid=0, timeout=3)
     assert "ConnectError" in column.invalid[0].cause
+
+
+def test_a_judge_that_is_busy_for_a_while(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST_PAUSE", 0.01)
+    busy = serve(lambda _, number: 429 if number == 1 else 503 if number < 6 else "[[10]]")
+    assert judged(busy.url, ["a"]).values == (1.0,)  # the sixth attempt is within the 20 seconds of a request
+    assert busy.times[1] - busy.times[0] > 1.9  # as Retry-After says
+    busy = serve(lambda *_: 429)
+    busy.retry_after = 60
+    [bad] = judged(busy.url, ["a"]).invalid
+    assert "answered 429" in bad.cause and len(busy.seen) == 1  # it wants more seconds than a request has
+
+
+@pytest.mark.parametrize("key", ["sk-of\nnobody", "sk-\u00e9"])
+def test_a_key_that_no_header_can_have_is_in_no_message(serve: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(lambda *_: "[[10]]")
+    monkeypatch.setenv("MY_KEY", key)
+    [bad] = judged(server.url, ["a"], api_key_env="MY_KEY").invalid
+    assert bad.cause.startswith("RemoteRewardError: the key for ") and key.split()[-1] not in bad.cause.split("/v1")[1]
+    monkeypatch.setenv("MY_KEY", f" {KEY}\n")  # as files of secrets end
+    assert judged(server.url, ["a"], api_key_env="MY_KEY").values == (1.0,)
+    assert server.authorizations == {f"Bearer {KEY}"}
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"total_tokens": "many"}])
+def test_a_budget_of_tokens_needs_a_judge_that_counts_them(
+    serve: Any, usage: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(lambda *_: "[[10]]")
+    monkeypatch.setattr(server, "usage", usage)
+    [bad] = judged(server.url, ["a"], max_total_tokens=100).invalid
+    assert "total_tokens" in bad.cause or "did not answer with a chat completion" in bad.cause
+    if not usage:
+        assert judged(server.url, ["a"]).values == (1.0,)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +314,21 @@ def test_a_judge_behind_our_own_server(
     wait_until_serving(nonsense)
     column = judged(f"{nonsense.url}/v1", ["a", "b"], max_tokens=8, votes=2, temperature=1.0)
     assert len(column.invalid) == 2 and "the judge's answer has no verdict: " in column.invalid[0].cause
+
+
+def test_a_start_does_not_ask_the_judge(serve: Any) -> None:
+    server = serve(lambda *_: "I like it")
+    row = {"messages": [{"role": "user", "content": "q"}], "dataset": "d", "prompt_id": "d-0"}
+    judge = {"url": server.url, "rubric": "It is {solution}, {{prompt}} {rubric} {answer}."}
+    words = ["--reward_funcs", "judge", "format", "--judge"]
+    args = parse_arguments(CheckArguments, [*words, json.dumps(judge)])
+    assert quick_faults(args, row) == [] and server.seen == []
+    assert column_faults(args, frozenset({"solution", "messages"})) == [
+        "--judge names {answer}, a column that the data lacks (it has solution)"
+    ]
+    args = parse_arguments(CheckArguments, [*words, json.dumps({"url": server.url, "api_key_env": "NO_SUCH_KEY"})])
+    [fault] = quick_faults(args, row)
+    assert "the environment variable NO_SUCH_KEY with the judge's key is not set" in fault
 
 
 def test_swift_check_asks_the_judge(serve: Any) -> None:

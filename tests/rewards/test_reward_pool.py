@@ -38,6 +38,7 @@ class Length(ORM):
     def __init__(self, args=None, **kwargs):
         super().__init__(args)
         self.scale = args.scale
+        self.rest = 5  # a name that only our own rewards mean anything by
 
     def __call__(self, completions, **kwargs):
         longest = max(map(len, completions)) or 1
