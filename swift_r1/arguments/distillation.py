@@ -67,7 +67,7 @@ class DistillationArguments(AlgorithmArguments):
 
     teacher_model: str | None = flag(
         None,
-        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: the policy of the start; "
+        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: it as it was loaded; "
         f"policy: the policy as it is, which reads the column {HINT}",
     )
     teacher_adapters: str | None = flag(
