@@ -145,7 +145,8 @@ class ServerTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         with self.ranks.busy():
             answers = None if scored is None else self._ask(scored)
-        said = self.ranks.broadcast(answers)
+        logps, *wide = self.ranks.broadcast(answers)
+        said = [logps, *(one.view(len(logps), self.top) for one in wide)]
         first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
 
         def taught(micro: MicroBatch) -> MicroBatch:
@@ -156,8 +157,8 @@ class ServerTeacher(Teacher):
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
-        """Of all tokens of the completions, one after another: `[K]`, and with `top` twice `[K, top]`. Raises
-        ServerUnreachable, RunFailed."""
+        """Of all tokens of the completions, one after another: log-probs `[K]`, and with `top` ids and log-probs
+        `[K * top]`. Raises ServerUnreachable, RunFailed."""
         conversations = [item.conversation for item in scored.trained]
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
         for number, one in enumerate(conversations):
@@ -177,10 +178,11 @@ class ServerTeacher(Teacher):
                 for place, number in enumerate(numbers):
                     parts = (answer.logprobs, answer.top_ids, answer.top_logprobs)
                     rows[number] = tuple(part[place][-sizes[number] :] if part else () for part in parts)
-        flat = [[value for number in range(len(whole)) for value in rows[number][part]] for part in range(3)]
-        kinds = (torch.float32, torch.long, torch.float32)
-        logps, ids, tops = (torch.tensor(values, dtype=kind) for values, kind in zip(flat, kinds, strict=True))
-        return [logps, ids.view(-1, self.top), tops.view(-1, self.top)] if self.top else [logps]
+        kinds = (torch.float32, torch.long, torch.float32)[: 3 if self.top else 1]
+        return [
+            torch.tensor([value for number in range(len(whole)) for value in rows[number][part]], dtype=kind).flatten()
+            for part, kind in enumerate(kinds)
+        ]
 
     def _tag(self, prompt: Prompt) -> str:
         if "" in self.servers:
