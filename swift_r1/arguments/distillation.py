@@ -41,10 +41,11 @@ def _entries(word: str) -> list[tuple[str, list[str]]]:
         return [(word, [])]
     try:
         content = json.loads(word)
-        return [
-            (str(one["url"]), [str(tag) for tag in one.get("tags", [])])
-            for one in (content if isinstance(content, list) else [content])
-        ]
+        found = []
+        for one in content if isinstance(content, list) else [content]:
+            tags = one.get("tags", [])
+            found.append((str(one["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
+        return found
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
@@ -66,7 +67,7 @@ class DistillationArguments(AlgorithmArguments):
 
     teacher_model: str | None = flag(
         None,
-        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: the policy of the start; "
+        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: it as it was loaded; "
         f"policy: the policy as it is, which reads the column {HINT}",
     )
     teacher_adapters: str | None = flag(
@@ -164,9 +165,10 @@ class DistillationArguments(AlgorithmArguments):
         if how in ("advantage", "rlsd") and self.loss_type == "real":
             yield "--loss_type real compares completions, and a teacher's advantages are of tokens: use another loss"
         if how in ("advantage", "rlsd"):
-            for name, off in (("importance_sampling_level", "token"), ("off_policy_sequence_mask_delta", None)):
-                if getattr(self, name) != off:
-                    yield (
-                        f"--{name} is of whole completions, and a teacher's advantages are of tokens: leave it out, or "
-                        "give --teacher_kl_in_reward true or --gkd_logits_topk"
-                    )
+            masked = self.off_policy_sequence_mask_delta is not None
+            for name, of_completions in (
+                ("importance_sampling_level sequence", self.importance_sampling_level == "sequence"),
+                ("off_policy_sequence_mask_delta", masked),
+            ):
+                if of_completions:
+                    yield f"--{name} is of whole completions, and a teacher's advantages are of tokens: leave it out"

@@ -30,8 +30,8 @@ def rewards_invalid(past: Past, rounds: int) -> Sign | None:
 def _silent(past: Past, rounds: int) -> list[float]:
     """The share of groups in which nothing differs, of each line; empty where there is enough that does. With
     `--dynamic_sample` that is of the groups that are trained on."""
-    if "teacher_kl" in past.log.series:  # a teacher needs no difference
-        return []
+    if past.log.series.keys() & {"teacher_kl", "sdar/gate_mean"} and "rlsd_lambda" not in past.log.series:
+        return []  # a teacher needs no difference, unless it only weighs what rewards say
     shares = past.last("frac_reward_zero_std", rounds)
     if kept := past.last("dynamic_sample/kept_without_signal", rounds):
         shares = [value / (past.prompts or 1) for value in kept]

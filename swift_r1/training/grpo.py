@@ -159,8 +159,8 @@ def targets_of_real(
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor]:
     """`real_advantages` of an optimizer step, float32 `[N]`; and what the sum of -s * A lacks to the sum of the groups'
-    losses, float64 scalar. Before the round's first update all scores are 0; after it each step has one more forward
-    pass. Collective.
+    losses, float64 scalar. The scores take one more forward pass, except in a round of a single step, where they are 0.
+    Collective.
 
     Args:
         labels: float32 `[N]`, of the whole round; completions without a trained token count as if theirs were 0.
@@ -211,9 +211,10 @@ def train_step(
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     weights: list[Tensor] = []  # of each micro-batch, on its device
-    lacking = torch.zeros((), dtype=torch.float64)
+    lacking = 0.0  # of `loss`, in what it is computed from
     if config.loss_type == "real":
-        advantages, lacking = targets_of_real(batches, advantages, backend, config, temperature, ranks)
+        advantages, lacks = targets_of_real(batches, advantages, backend, config, temperature, ranks)
+        lacking = divide(lacks, normalizer).item()
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         inputs, teacher_kl = micro.inputs, None
@@ -254,7 +255,8 @@ def train_step(
     metrics = update(losses, backend, learning_rate, ranks, teaching=teaching)
     if experts is not None:
         metrics["chord/mu"] = experts.mu
-    metrics["loss"] += divide(lacking * (1 - metrics.get("chord/mu", 0.0)), normalizer).item()
+        lacking *= 1 - experts.mu
+    metrics["loss"] += lacking
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     if config.log_rollout_offpolicy_metrics:

@@ -238,7 +238,6 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         setup.open_uploader(context),
         start.own_dtype,
     )
-    batching = choose_batching(args, backend, critic_backend)
     return Trainer(
         args=args,
         plan=plan,

@@ -61,10 +61,22 @@ class Teacher:
     encoder: PromptEncoder | None  # None in a replay, which has no messages to put a hint into
     temperature: float
     top: int  # `--gkd_logits_topk`: how many of the likeliest tokens the loss needs in each place; 0: none
+    vocab_size: int  # of the policy
 
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         """The micro-batches with `teacher_logps`, and with `top` the likeliest tokens; `scored` is on rank 0."""
         raise NotImplementedError
+
+    def filled(
+        self, micro: MicroBatch, logps: Tensor, ids: Tensor | None = None, tops: Tensor | None = None
+    ) -> MicroBatch:
+        """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
+        taught = replace(micro, teacher_logps=micro.unflatten(logps))
+        if ids is None or tops is None:
+            return taught
+        unknown = ids >= self.vocab_size  # rows of padding, in a larger table than the policy's
+        ids, tops = ids.masked_fill(unknown, 0), tops.masked_fill(unknown, -torch.inf)
+        return replace(taught, teacher_ids=micro.unflatten(ids), teacher_tops=micro.unflatten(tops))
 
     def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
         """The prompt that the teacher reads, of each completion."""
@@ -93,7 +105,6 @@ class LocalTeacher(Teacher):
     model: ReferencePolicy | CurrentPolicy
     batching: Batching
     alike: bool  # of the policy's architecture: it takes rows in the same forms
-    vocab_size: int  # of the policy
 
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         hinted = None
@@ -107,10 +118,8 @@ class LocalTeacher(Teacher):
         inputs = micro.inputs if self.alike and hinted is None else self._inputs(micro, hinted or batch)
         found = self.model.logprobs(inputs._replace(top=self.top), self.temperature)
         if found.likeliest is None:
-            return _with(micro, found.logps)
-        logps, ids, tops = found.logps[:, 0], found.likeliest[:, 1:], found.logps[:, 1:]
-        unknown = ids >= self.vocab_size  # rows of padding, in a larger table than the policy's
-        return _with(micro, logps, ids.masked_fill(unknown, 0), tops.masked_fill(unknown, -torch.inf))
+            return self.filled(micro, found.logps)
+        return self.filled(micro, found.logps[:, 0], found.likeliest[:, 1:], found.logps[:, 1:])
 
     def _inputs(self, micro: MicroBatch, batch: RoundBatch) -> ModelInputs:
         """The same completions in the same order, after the prompts of `batch`."""
@@ -136,24 +145,26 @@ class ServerTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         with self.ranks.busy():
             answers = None if scored is None else self._ask(scored)
-        said = self.ranks.broadcast(answers)
+        logps, *wide = self.ranks.broadcast(answers)
+        said = [logps, *(one.view(len(logps), self.top) for one in wide)]
         first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
 
         def taught(micro: MicroBatch) -> MicroBatch:
             mask = micro.mask.cpu()
             place = (first[micro.samples][:, None] + torch.arange(mask.shape[1]))[mask]
-            return _with(micro, *(one[place].to(micro.mask.device) for one in said))
+            return self.filled(micro, *(one[place].to(micro.mask.device) for one in said))
 
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
-        """Of all tokens of the completions, one after another: `[K]`, and with `top` twice `[K, top]`. Raises
-        ServerUnreachable, RunFailed."""
+        """Of all tokens of the completions, one after another: log-probs `[K]`, and with `top` ids and log-probs
+        `[K * top]`. Raises ServerUnreachable, RunFailed."""
         conversations = [item.conversation for item in scored.trained]
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
         for number, one in enumerate(conversations):
             own[self._tag(one.prompt)].append(number)
-        work = [(tag, found[i : i + _AT_ONCE]) for tag, found in own.items() for i in range(0, len(found), _AT_ONCE)]
+        starts = range(0, len(conversations), _AT_ONCE)  # servers in turn: as many are asked at a time
+        work = [(tag, part) for i in starts for tag, found in own.items() if (part := found[i : i + _AT_ONCE])]
         sizes = [len(one.completion.token_ids) for one in conversations]
         whole = [
             (*prompt, *one.completion.token_ids)
@@ -167,20 +178,21 @@ class ServerTeacher(Teacher):
                 for place, number in enumerate(numbers):
                     parts = (answer.logprobs, answer.top_ids, answer.top_logprobs)
                     rows[number] = tuple(part[place][-sizes[number] :] if part else () for part in parts)
-        flat = [[value for number in range(len(whole)) for value in rows[number][part]] for part in range(3)]
-        kinds = (torch.float32, torch.long, torch.float32)
-        logps, ids, tops = (torch.tensor(values, dtype=kind) for values, kind in zip(flat, kinds, strict=True))
-        return [logps, ids.view(-1, self.top), tops.view(-1, self.top)] if self.top else [logps]
+        kinds = (torch.float32, torch.long, torch.float32)[: 3 if self.top else 1]
+        return [
+            torch.tensor([value for number in range(len(whole)) for value in rows[number][part]], dtype=kind).flatten()
+            for part, kind in enumerate(kinds)
+        ]
 
     def _tag(self, prompt: Prompt) -> str:
         if "" in self.servers:
             return ""
         key = self.args.teacher_tag_key
-        tag = prompt.columns.get(key, prompt.dataset if key == "dataset" else None)
+        tag = str(prompt.columns.get(key, prompt.dataset if key == "dataset" else None))  # one may be a number
         if tag not in self.servers:
             known = ", ".join(self.servers)
-            raise RunFailed(f"{prompt.prompt_id}: {key} {tag!r} is of no teacher of --teacher_model_server ({known})")
-        return str(tag)
+            raise RunFailed(f"{prompt.prompt_id}: {key} {tag} is of no teacher of --teacher_model_server ({known})")
+        return tag
 
     def _scores(self, tag: str, sequences: Sequence[tuple[int, ...]]) -> ScoreResponse:
         """A server that is away, or is full, is asked again until `--vllm_server_timeout` is over."""
@@ -198,13 +210,6 @@ class ServerTeacher(Teacher):
         if answer.weight_version != self.versions[tag]:
             raise RunFailed(f"the teacher at {client.base_url} has got other weights: no other run may train it")
         return answer
-
-
-def _with(micro: MicroBatch, *said: Tensor) -> MicroBatch:
-    """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
-    names = ("teacher_logps", "teacher_ids", "teacher_tops")
-    known: dict[str, Any] = dict(zip(names, map(micro.unflatten, said), strict=False))
-    return replace(micro, **known)
 
 
 def taught_advantages(
@@ -227,19 +232,22 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     if args.teaches_by is None:
         return None
     encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
-    common = (ranks, encoder, args.temperature, args.gkd_logits_topk or 0)
+    top, vocab_size = args.gkd_logits_topk or 0, backend.vocab_size
+    if top > vocab_size:
+        raise UsageError(f"--gkd_logits_topk {top}: the policy knows {vocab_size} tokens")
+    common = (ranks, encoder, args.temperature, top, vocab_size)
     if args.teacher_model_server:
-        servers = _open_servers(context, backend.vocab_size) if ranks.is_rank0 else {}
+        servers = _open_servers(context, vocab_size) if ranks.is_rank0 else {}
         versions = {tag: client.info().weight_version for tag, client in servers.items()}
         return ServerTeacher(*common, servers, versions, args, context.watchdog.progress)
     if args.teacher_model == POLICY:
-        return LocalTeacher(*common, CurrentPolicy(backend), batching, True, backend.vocab_size)
+        return LocalTeacher(*common, CurrentPolicy(backend), batching, True)
     path = args.teacher_model or args.model
+    check_tokens(path, "--teacher_model", context.tokenizer)  # before its config: it says what cannot be read
     config: Any = AutoConfig.from_pretrained(path).get_text_config()
     own: Any = backend.model.config.get_text_config()
-    check_tokens(path, "--teacher_model", context.tokenizer)
-    if config.vocab_size < own.vocab_size:
-        raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {own.vocab_size}")
+    if config.vocab_size < vocab_size:
+        raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {vocab_size}")
     alike = config.model_type == own.model_type and other_layers(config) == other_layers(own)
     if ranks.sequence is not None and not (alike and config.num_attention_heads % ranks.sequence.size == 0):
         raise UsageError(f"--sequence_parallel_size: --teacher_model {path} cannot be spread as --model is")
@@ -254,9 +262,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
 
     itself = path == args.model and lora is None
     offload = args.offload_teacher_model and ranks.device.type != "cpu"
-    return LocalTeacher(
-        *common, backend.reference(offload, None if itself else load), batching, alike, backend.vocab_size
-    )
+    return LocalTeacher(*common, backend.reference(offload, None if itself else load), batching, alike)
 
 
 def _open_servers(context: Context, vocab_size: int) -> dict[str, RolloutClient]:

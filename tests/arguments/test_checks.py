@@ -5,6 +5,7 @@ import json
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
+from swift_r1.arguments.distillation import read_teachers
 from swift_r1.arguments.training import seconds_of
 from swift_r1.errors import UsageError
 
@@ -257,9 +258,16 @@ def test_what_a_teacher_needs(words: str, part: str) -> None:
     assert any(part in fault for fault in faults(words)), faults(words)
 
 
+def test_tags_of_servers() -> None:
+    words = ['{"url": "http://h", "tags": "math"}', '[{"url": "http://i", "tags": ["code", 3]}]']
+    assert read_teachers(words) == {"math": "http://h", "code": "http://i", "3": "http://i"}
+
+
 def test_a_teacher_alone() -> None:
     base = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", *BATCH, "--teacher_model", "t"]
     assert parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).teaches_by == "advantage"
+    of_tokens = parse_arguments(RlhfArguments, [*base, "--importance_sampling_level", "sequence_token"], {})
+    assert of_tokens.teaches_by == "advantage"
     with pytest.raises(UsageError, match="a teacher alone gives none") as raised:
         parse_arguments(RlhfArguments, [*base, "--dynamic_sample", "true", "--eval_steps", "2"], {})
     assert len(raised.value.faults) == 2

@@ -59,16 +59,16 @@ def test_the_policy_teaches_itself_by_a_hint(rlhf, tiny_model, tmp_path):
 
 @pytest.mark.parametrize("topk", [[], 5], ids=["advantages", "loss"])
 def test_a_server_teaches_as_the_model_itself_does(rlhf, tiny_model, teacher, start_tiny, tmp_path, topk):
-    """Two servers of one model, each for the rows of its tag."""
+    """Two servers of one model, each for the rows of its tag; for the loss on two processes."""
     servers = [start_tiny(teacher) for _ in range(2)]
     for server in servers:
         wait_until_serving(server)
     flags = TAUGHT | {"gkd_logits_topk": topk, "max_steps": 2, "temperature": 0.9, "learning_rate": 1e-3}
     flags |= {"external_plugins": HINTS, "dataset": "hinted#200"}
     tags = [json.dumps({"url": one.url, "tags": [tag]}) for one, tag in zip(servers, ("even", "odd"), strict=True)]
-    served = rlhf(
-        tiny_model, teacher_model_server=tags, teacher_tag_key="subject", output_dir=tmp_path / "served", **flags
-    )
+    more = {"teacher_model_server": tags, "teacher_tag_key": "subject", "output_dir": tmp_path / "served"}
+    more |= {"processes": 2, "per_device_train_batch_size": 8} if topk else {}
+    served = rlhf(tiny_model, **flags | more)
     own = rlhf(tiny_model, teacher_model=teacher, output_dir=tmp_path / "own", **flags)
     assert served.code == own.code == 0
     for one, other in zip(served.steps, own.steps, strict=True):
@@ -106,6 +106,8 @@ def test_a_teacher_of_other_tokens_is_refused(rlhf, tiny_model, tmp_path, save_m
     tokenizer.save_pretrained(other)
     run = rlhf(tiny_model, teacher_model=other, **TAUGHT)
     assert run.code == 2 and "has another tokenizer than --model" in run.errors
+    run = rlhf(tiny_model, teacher_model=tiny_model, gkd_logits_topk=999, **TAUGHT | {"output_dir": tmp_path / "more"})
+    assert run.code == 2 and "--gkd_logits_topk 999: the policy knows" in run.errors
 
 
 def test_rlsd_and_sdar_of_a_policy_that_reads_a_hint(rlhf, tiny_model):

@@ -63,7 +63,8 @@ def test_only_the_newest_stay(tmp_path):
 
 
 def test_a_state_of_another_format_is_refused(tmp_path):
-    """Of format 1 a seed gave another order of prompts: going on at its position would repeat some."""
+    """Of format 1 a seed gave another order of prompts: going on at its position would repeat some. Of format 2
+    `sequence_mask` was another loss."""
     state = RunState(3, 1, 8, "", 3, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
     (tmp_path / "state").mkdir()
     state.write(tmp_path / "state")
@@ -76,6 +77,12 @@ def test_a_state_of_another_format_is_refused(tmp_path):
     del older["choices"]
     file.write_text(json.dumps(older))
     assert RunState.read(tmp_path) == state
+    older["fingerprint"]["args"] = {"rollout_importance_sampling_mode": "sequence_mask"}
+    file.write_text(json.dumps(older))
+    with pytest.raises(UsageError, match="sequence_mask meant another loss"):
+        RunState.read(tmp_path)
+    file.write_text(json.dumps(older | {"format": 3}))
+    assert RunState.read(tmp_path).fingerprint.args
     del older["window"]
     file.write_text(json.dumps(older))
     with pytest.raises(UsageError, match="of another version"):

@@ -1,7 +1,9 @@
 """What a teacher says of a round, against transformers' own log-probs; and what it must not depend on."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +20,8 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
 from swift_r1.training.grpo import batch_of_round, before_training, of_round, split_round, train_step
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.teachers import LocalTeacher
-from swift_r1.wire.protocol import Completion
+from swift_r1.training.teachers import LocalTeacher, ServerTeacher
+from swift_r1.wire.protocol import Completion, ScoreResponse
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -64,6 +66,7 @@ def scored_round(tokenizer, hints):
     encoder, generator, trained = PromptEncoder(tokenizer), torch.Generator().manual_seed(0), []
     for group in range(4):
         row = {"messages": [{"role": "user", "content": f"count from {group}"}], "prompt_id": f"d:{group}"}
+        row["level"] = group % 3
         more = {"teacher_prompt": f"count from {group}: {group} {group + 1}"} if hints and group % 2 else {}
         prompt = encoder.encode(row | {"dataset": "d"} | more)
         for number in range(GROUP):
@@ -89,10 +92,10 @@ def taught(student, folder, hints, cut, top):
         PromptEncoder(tokenizer),
         TEMPERATURE,
         top,
+        student.vocab_size,
         model=student.reference(load=lambda: own),
         batching=batching,
         alike=own.config.model_type == "llama",
-        vocab_size=student.vocab_size,
     )
     steps = split_round(batch, 1, batching, ALONE)
     steps = before_training(steps, student, None, TEMPERATURE, old_policy=True)
@@ -171,10 +174,53 @@ def test_the_loss_is_the_kl_over_whole_distributions(student, teachers):
     assert (student.gradient - slow).norm() < 1e-4 * slow.norm()
 
 
+class Server:
+    """Answers as `swift rollout` does."""
+
+    base_url = "http://server"
+
+    def __init__(self, folder):
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
+
+    @torch.no_grad()
+    def score(self, sequences, temperature, top, *, every_copy):
+        logps, ids, tops = [], [], []
+        for sequence in map(list, sequences):
+            found = (self.model(torch.tensor([sequence])).logits[0, :-1] / temperature).log_softmax(-1)
+            logps.append(found.gather(-1, torch.tensor(sequence[1:])[:, None]).squeeze(-1).tolist())
+            likeliest = found.topk(top)
+            ids.append(likeliest.indices.tolist())
+            tops.append(likeliest.values.tolist())
+        more = {"top_ids": ids, "top_logprobs": tops} if top else {}
+        return ScoreResponse(logprobs=logps, weight_version=0, **more)
+
+
+@pytest.mark.parametrize("top", [0, TOP], ids=["advantages", "loss"])
+def test_servers_say_what_the_model_itself_does(student, teachers, top):
+    """Also of tokens that the policy does not know, and of tags that are numbers."""
+    scored, batch, local = taught(student, teachers["qwen2"], True, "90s", top)
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(teachers["qwen2"]))
+    servers = dict.fromkeys("012", Server(teachers["qwen2"]))
+    args = SimpleNamespace(teacher_tag_key="level", vllm_server_timeout=1.0)
+    common = ALONE, encoder, TEMPERATURE, top, student.vocab_size
+    teacher = ServerTeacher(*common, servers, dict.fromkeys(servers, 0), args, lambda what: None)
+    said = teacher.teach(scored, batch, local)
+    assert len(said[0]) > 1
+    for one, other in zip(said[0], local[0], strict=True):
+        torch.testing.assert_close(one.teacher_logps, other.teacher_logps, rtol=0, atol=1e-5)
+        if top:
+            assert torch.equal(one.teacher_ids, other.teacher_ids)
+            torch.testing.assert_close(one.teacher_tops, other.teacher_tops, rtol=0, atol=1e-5)
+    assert not top or any((one.teacher_tops == -torch.inf).any() for one in said[0])
+    few = replace(teacher, servers={"0": servers["0"], "1": servers["1"]})
+    with pytest.raises(RunFailed, match=r"d:2: level 2 is of no teacher of --teacher_model_server \(0, 1\)"):
+        few.teach(scored, batch, local)
+
+
 def test_a_hint_that_is_no_text(student, teachers):
     tokenizer = AutoTokenizer.from_pretrained(teachers["llama"])
     scored = scored_round(tokenizer, True)
     scored.trained[2].conversation.prompt.columns["teacher_prompt"] = ["no", "text"]
-    teacher = LocalTeacher(ALONE, PromptEncoder(tokenizer), 1.0, 0, None, None, True, 9)
+    teacher = LocalTeacher(ALONE, PromptEncoder(tokenizer), 1.0, 0, 9, None, None, True)
     with pytest.raises(RunFailed, match="d:1: teacher_prompt must be text"):
         teacher.teach(scored, batch_of_round(scored, ALONE), [])

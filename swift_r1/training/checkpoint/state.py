@@ -20,11 +20,13 @@ from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
 RUN_JSON = "run.json"
+_CORRECTION = "rollout_importance_sampling_mode"
 LOGS = ("logging.jsonl", "completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl")
 """Files of a run folder that only grow: a checkpoint knows how long they were."""
 
-_FORMAT = 2
-"""Also of what the numbers mean: until 1 a seed gave another order of prompts (`data/sampler.py`)."""
+_FORMAT = 3
+"""Also of what the numbers mean: until 1 a seed gave another order of prompts (`data/sampler.py`), until 2
+`--rollout_importance_sampling_mode sequence_mask` gave all tokens of a completion one weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,19 @@ class RunState:
             ) from None
         known = {item.name for item in fields(cls)}
         needed = {item.name for item in fields(cls) if item.default is MISSING}
-        if content.pop("format", None) != _FORMAT or not needed <= set(content) <= known:
+        written = content.pop("format", None)
+        if written not in (2, _FORMAT) or not needed <= set(content) <= known:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1; "
                 "--resume_only_model true begins a new run with its weights"
             )
-        return cls(**content | {"fingerprint": Fingerprint(**content["fingerprint"])})
+        fingerprint = Fingerprint(**content["fingerprint"])
+        if written == 2 and fingerprint.args.get(_CORRECTION) == "sequence_mask":
+            raise UsageError(
+                f"{checkpoint} cannot be resumed from: --{_CORRECTION} sequence_mask meant another loss when it was "
+                "saved; --resume_only_model true begins a new run with its weights"
+            )
+        return cls(**content | {"fingerprint": fingerprint})
 
 
 def log_sizes(run_dir: Path) -> dict[str, int]:
