@@ -1,4 +1,5 @@
-"""`countdown_two` of `examples/smollm2_countdown`, whose teacher reads the problem solved before it reads it."""
+"""`countdown_two` of `examples/smollm2_countdown`, whose teacher reads the problem solved before it reads it: three
+times, since SmolLM2-135M seldom makes use of less."""
 
 import operator
 
@@ -15,9 +16,9 @@ class Hinted(type(DEMO.preprocess_func)):
         one, other = row["nums"]
         found = super().preprocess(row)
         sign = next(sign for sign, apply in OPERATORS.items() if apply(one, other) == row["target"])
-        *examples, problem = found["messages"][-1]["content"].splitlines()
-        hint = f"{problem} <answer>{one} {sign} {other}</answer>"
-        found["teacher_prompt"] = "\n".join([*examples, hint, problem])
+        problem = found["messages"][-1]["content"].splitlines()[-1]
+        solved = f"{problem} <answer>{one} {sign} {other}</answer>"
+        found["teacher_prompt"] = "\n".join([solved] * 3 + [problem])
         return found
 
 
