@@ -188,6 +188,8 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         self._use(None)
+        # Which would report the end that is asked for as that of a dead engine, with a traceback.
+        logging.getLogger("vllm.v1.engine.async_llm").disabled = True
         self._llm.shutdown()
 
     async def _final_output(self, tokens: Sequence[int], params: VllmSampling) -> RequestOutput:
