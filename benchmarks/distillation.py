@@ -15,21 +15,14 @@ the seeds, and in the last column each seed's after `--steps`.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from demo_runs import demo, trained
 from rich.console import Console
 from rich.table import Table
 
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "countdown_demo"
-sys.path.append(str(DEMO))
-import run as demo  # noqa: E402  its flags
-
-ACCURACY = "eval/countdown_mini/accuracy"
 NO_REWARD = ("--reward_weights", "0", "0")
 WAYS: dict[str, tuple[str, ...]] = {
     "loss": ("--gkd_logits_topk", "8", *NO_REWARD),
@@ -54,51 +47,13 @@ def main() -> int:
             if way != "rewards":
                 teacher = args.folder / f"rewards-{seed}" / f"checkpoint-{demo.STEPS}"
                 steps, more = args.steps, ("--teacher_model", str(teacher), *WAYS[way], *more)
-            found.setdefault(way, []).append(trained(args, way, seed, steps, more))
+            own = {"model": args.model.format(seed=seed), "seed": seed, "max_steps": steps}
+            own |= {"eval_steps": args.eval_steps, "gradient_accumulation_steps": 16}
+            own |= {"per_device_train_batch_size": demo.COMPLETIONS // 16}
+            found.setdefault(way, []).append(trained(args.folder / f"{way}-{seed}", more, **own))
             print(f"{way}, seed {seed}: {found[way][-1]}", file=sys.stderr, flush=True)
     show(args.steps, found)
     return 0
-
-
-def trained(args: argparse.Namespace, way: str, seed: int, steps: int, more: Sequence[str]) -> dict[int, float]:
-    """The accuracy by optimizer step of one run; 0 is before the first."""
-    folder = args.folder / f"{way}-{seed}"
-    summary = folder / "summary.json"
-    if not summary.exists() or json.loads(summary.read_text())["steps"] < steps:
-        own = {
-            "model": args.model.format(seed=seed),
-            "output_dir": folder,
-            "add_version": "false",
-            "resume_from_checkpoint": "last",
-            "seed": seed,
-            "max_steps": steps,
-            "eval_steps": args.eval_steps,
-            "per_device_train_batch_size": demo.COMPLETIONS // 16,
-            "gradient_accumulation_steps": 16,
-        }
-        flags = by_name((*demo.DATA, *demo.FLAGS, *demo.OF_GRPO)) | {
-            f"--{name}": [str(value)] for name, value in own.items()
-        }
-        words = [word for flag, values in (flags | by_name(more)).items() for word in (flag, *values)]
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / f"{folder.name}.log").open("ab") as log:
-            subprocess.run([*demo.SWIFT, "rlhf", *words], stdout=log, stderr=subprocess.STDOUT, check=True)
-    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
-    found = {line["step"]: line[ACCURACY] for line in lines if ACCURACY in line}
-    if steps not in found:
-        sys.exit(f"{folder} ended before step {steps}: the same command goes on")
-    return found
-
-
-def by_name(words: Sequence[str]) -> dict[str, list[str]]:
-    """The values of each flag."""
-    found: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            found[word] = []
-        else:
-            found[next(reversed(found))].append(word)
-    return found
 
 
 def show(steps: int, found: dict[str, list[dict[int, float]]]) -> None:
@@ -108,7 +63,7 @@ def show(steps: int, found: dict[str, list[dict[int, float]]]) -> None:
         table.add_column(column, justify="left" if column == "learned from" else "right")
     for way, runs in found.items():
         means = [f"{statistics.fmean(run[mark] for run in runs):.3f}" if mark in runs[0] else "" for mark in marks]
-        table.add_row(way, *means, ", ".join(f"{run[steps]:.3f}" for run in runs))
+        table.add_row(way, *means, ", ".join(f"{run[steps]:.3f}" for run in runs if steps in run))
     Console(width=140).print(table)
 
 

@@ -16,18 +16,13 @@ compares with the first sampler's at the end.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
+from demo_runs import DEMO, demo, trained
 from rich.console import Console
 from rich.table import Table
-
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "countdown_demo"
-sys.path.append(str(DEMO))
-import run as demo  # noqa: E402  its flags
 
 PLUGINS = (str(DEMO / "plugin.py"), str(Path(__file__).with_name("samplers_plugin.py")))
 
@@ -47,44 +42,14 @@ def main() -> int:
     accuracies: dict[str, list[dict[int, float]]] = {name: [] for name in args.samplers}
     for seed in args.seeds:
         for name in args.samplers:
-            accuracies[name].append(trained(args, name, seed))
+            own = {"model": args.model.format(seed=seed), "seed": seed, "prompt_sampler": name}
+            own |= {"max_steps": args.steps, "eval_steps": args.eval_steps, "dataset": args.dataset}
+            own |= {"per_device_train_batch_size": 32, "gradient_accumulation_steps": args.completions // 32}
+            more = ["--external_plugins", *PLUGINS, *args.more]
+            accuracies[name].append(trained(args.folder / f"{name}-{seed}", more, **own))
             print(f"{name}, seed {seed}: {accuracies[name][-1]}", file=sys.stderr, flush=True)
     show(args, accuracies)
     return 0
-
-
-def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, float]:
-    """The accuracy by optimizer step of one run."""
-    folder = args.folder / f"{sampler}-{seed}"
-    summary = folder / "summary.json"
-    if not summary.exists() or json.loads(summary.read_text())["steps"] < args.steps:
-        own = {
-            "model": args.model.format(seed=seed),
-            "output_dir": folder,
-            "add_version": "false",
-            "resume_from_checkpoint": "last",
-            "seed": seed,
-            "prompt_sampler": sampler,
-            "max_steps": args.steps,
-            "eval_steps": args.eval_steps,
-            "per_device_train_batch_size": 32,
-            "gradient_accumulation_steps": args.completions // 32,
-        }
-        words = [
-            *demo.SWIFT,
-            "rlhf",
-            *demo.FLAGS,
-            *demo.OF_GRPO,
-            *("--external_plugins", *PLUGINS, "--dataset", args.dataset),
-            *args.more,
-            *(word for name, value in own.items() for word in (f"--{name}", str(value))),
-        ]
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / f"{folder.name}.log").open("ab") as log:
-            subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=True)
-    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
-    name = f"eval/{args.dataset}/accuracy"
-    return {line["step"]: line[name] for line in lines if name in line}
 
 
 def show(args: argparse.Namespace, accuracies: dict[str, list[dict[int, float]]]) -> None:
