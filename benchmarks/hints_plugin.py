@@ -23,3 +23,15 @@ class Hinted(type(DEMO.preprocess_func)):
 
 
 register_dataset(DatasetMeta(dataset_name="countdown_hinted", loader=DEMO.loader, preprocess_func=Hinted()))
+
+
+class Told(Hinted):
+    """What the teacher reads, as the policy's prompt: how much a hint is worth to the model (`swift forecast`)."""
+
+    def preprocess(self, row):
+        found = super().preprocess(row)
+        found["messages"][-1]["content"] = found.pop("teacher_prompt")
+        return found
+
+
+register_dataset(DatasetMeta(dataset_name="countdown_told", loader=DEMO.loader, preprocess_func=Told()))
