@@ -32,7 +32,7 @@ from swift_r1.runtime.libraries import own_version
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, say
 
 DEFAULT_SILENCE_S = 60.0
-END_S = 10.0  # for a process to end after SIGTERM, where `start` does not say
+_LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
 _LOOK_S = 0.2
 _READY_S = 1.0
 _CHUNK = 1 << 16
@@ -68,7 +68,7 @@ class Agent:
         write: `path`, `text`; in one piece. ping: answers nothing else.
     Events, each with `event`:
         hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
-        could not be started. answer: `ask`, and what was asked for or `error`.
+        could not be started. answer: `ask`, and what was asked for or `error`. gone: it ends, and all of this with it.
     """
 
     silence_s: float
@@ -219,6 +219,7 @@ class Agent:
 
     def end(self) -> None:
         """Ends everything. Output is still read, so that nobody waits for it to be, and sent as far as that goes."""
+        self.tell("gone", text=str(self.over))
         for child in self.children.values():
             if child.process.poll() is None:
                 child.process.terminate()
@@ -288,7 +289,7 @@ def _guard(inner: int) -> int:
     for one in (0, 1):
         os.dup2(nothing, one)  # the driver sees at once that the agent is gone
     _, status = os.waitpid(inner, 0)
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + _LEFT_S
     while time.monotonic() < deadline and _has_children():
         time.sleep(_LOOK_S)
     end_strays(frozenset())

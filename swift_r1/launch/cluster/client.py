@@ -45,9 +45,9 @@ class AgentClient:
             text = self._pipe.last_words()
         except (OSError, ValueError) as error:
             text = str(error)
+        self._events.put((self, {"event": "gone", "text": text}))
         if self._pipe is not None:
             self._pipe.close()
-        self._events.put((self, {"event": "gone", "text": text}))
 
     def tell(self, do: str, **values: Any) -> None:
         """Gives an order. Where the agent is gone this does nothing: `gone` says so."""
@@ -63,6 +63,15 @@ class AgentClient:
 
     def answered(self, event: Event) -> None:
         self._asked.pop(event["ask"])(event)
+
+    @property
+    def over(self) -> bool:
+        """Whether the way to the agent has ended too, which it does when the agent has ended what it had started."""
+        return not self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
 
     def close(self, wait_s: float) -> None:
         """Ends the agent with all that it has started; waits until that is done, `wait_s` at most."""

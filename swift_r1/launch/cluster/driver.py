@@ -72,7 +72,7 @@ class Driver:
             self.taken,
             self._became,
             lambda: self.servers.urls,
-            lambda: all(task.ever_ready for task in self.servers.tasks),
+            lambda: self.servers.were_ready,
         )
 
     @property
@@ -167,7 +167,8 @@ class Driver:
         elif kind == "gone":
             self._gone(client, event["text"])
         elif kind == "answer":
-            client.answered(event)
+            if not self._ending:
+                client.answered(event)
         else:
             task = next((one for one in self.tasks if one.client is client and one.process == event["id"]), None)
             if task is not None and kind == "output":
@@ -177,9 +178,10 @@ class Driver:
                 self._after(task)
 
     def _gone(self, client: AgentClient, text: str) -> None:
-        was_there = client.about is not None
-        why = self.fleet.gone(client, text)
-        own = [task for task in self.tasks if task.client is client and task.lives]
+        if not self.fleet.gone(client, text):
+            return
+        was_there, why = client.about is not None, self.fleet.faults[client.node.name]
+        own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
         if was_there and not self._ending:
             self._say(f"{client.node.name} is gone: {why}")
         for task in own:

@@ -82,12 +82,12 @@ class Training:
         for task in self.tasks:
             assert task.place is not None
             task.client = self._fleet.clients[task.place.node]
-            task.state = "starting"
+            task.state = "placed"
         address, client = self._fleet.address(first.node), self.tasks[0].client
         assert client is not None
 
         def with_port(answer: Event) -> None:
-            if any(task.state != "starting" for task in self.tasks):
+            if any(task.state != "placed" for task in self.tasks):
                 return
             if "error" in answer:
                 self.code, self.why = EXIT_USAGE, f"no port of {address} on {first.node}: {answer['error']}"
@@ -116,8 +116,6 @@ class Training:
     def stop(self, number: int) -> bool:
         """Passes on a signal, after which they save and end; whether there is anything to wait for."""
         for task in self.tasks:
-            if task.state == "starting":  # not yet at its agent
-                task.state = "waiting"
             task.signal(number)
         return self.lives
 
@@ -128,6 +126,8 @@ class Training:
         if task.code is None:
             for other in self.tasks:
                 other.end(_KILL_S)
+                if other.state == "placed":
+                    other.state = "waiting"
         elif task.code != EXIT_OK and self._deadline is None:
             self._deadline = time.monotonic() + _SETTLE_S
         if task.code is None:
@@ -158,13 +158,12 @@ class Training:
         for task in self.tasks:
             task.state = "waiting"
         if interrupted is not None:
-            self.code = 128 + interrupted
-        elif asked:
-            self._again(self.why)
+            told = codes and not lost and code >= 0 and code not in _BY_SIGNAL
+            self.code = code if told else 128 + interrupted
         elif lost:
             self._after_loss(lost)
         elif any(one < 0 or one in _BY_SIGNAL for one in codes):
-            self._again("a signal ended it")
+            self._again(self.why if asked else "a signal ended it")
         elif code == EXIT_PORT_TAKEN:
             self._again("its port was taken meanwhile")
         elif code == EXIT_SERVER_UNREACHABLE and self._servers_were_ready():
