@@ -65,7 +65,8 @@ class Agent:
         start: `id`, `words`, `environ` (beside the agent's own), `cwd`, `cpus` (a list or null), `end_s`.
         signal: `id`, `signal` (its number). end: `id`, `end_s`: SIGTERM, and SIGKILL so many seconds later.
         free_ports: `count`, `host`; answers `ports`. ready: `url`, `key`; answers `ready`.
-        write: `path`, `text`; in one piece. ping: answers nothing else.
+        write: `path`, `text`; in one piece. lines: `path`, `add`, `remove`; changes the lines of a file, and leaves
+        those that others have written. ping: answers nothing else.
     Events, each with `event`:
         hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
         could not be started. answer: `ask`, and what was asked for or `error`. gone: it ends, and all of this with it.
@@ -155,6 +156,12 @@ class Agent:
 
     def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ports": free_ports(order["count"], order["host"])}
+
+    def do_lines(self, order: Mapping[str, Any]) -> None:
+        path = Path(order["path"])
+        before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in before if line not in order["remove"] and line not in order["add"]]
+        self.do_write({"path": path, "text": "".join(f"{line}\n" for line in [*kept, *order["add"]])})
 
     def do_write(self, order: Mapping[str, Any]) -> None:
         path = Path(order["path"])

@@ -40,14 +40,22 @@ class AgentClient:
             self._pipe = self._engine.connect(self.node)
             if self._closed.is_set():
                 self._pipe.close()
-            while line := self._pipe.receive():
-                self._events.put((self, json.loads(line)))
-            text = self._pipe.last_words()
-        except (OSError, ValueError) as error:
+            text = self._pass_on(self._pipe)
+        except OSError as error:
             text = str(error)
         self._events.put((self, {"event": "gone", "text": text}))
         if self._pipe is not None:
             self._pipe.close()
+
+    def _pass_on(self, pipe: AgentPipe) -> str:
+        """What the agent says, to its end; returns why that came."""
+        while line := pipe.receive():
+            try:
+                self._events.put((self, json.loads(line)))
+            except ValueError:
+                said = line.decode(errors="replace").strip()[:200]
+                return f"{said!r} came in the place of an agent's words: does its shell print at login?"
+        return pipe.last_words()
 
     def tell(self, do: str, **values: Any) -> None:
         """Gives an order. Where the agent is gone this does nothing: `gone` says so."""

@@ -211,8 +211,13 @@ class Driver:
         self._changed(self)
 
     def _moved(self, task: Task) -> None:
-        """A server has another address: training, which is told at its start, begins again."""
-        if self.training.lives and task.url is not None:
+        """A server has another address, or none. Training reads those of rollout servers while it runs; it is told the
+        others at its start, and begins again."""
+        if not self.training.lives:
+            return
+        if task.role.name == ROLLOUT:
+            self.training.tell_servers()
+        elif task.url is not None:
             self.training.restart(f"{task.name} is at {task.url} now")
 
     def _signalled(self, number: int) -> None:

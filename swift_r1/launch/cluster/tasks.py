@@ -12,7 +12,7 @@ from swift_r1.launch.cluster.placement import Place
 from swift_r1.launch.cluster.run_file import TRAIN, Role
 
 State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
-"""`placed` waits for a port, `starting` is a server that does not serve yet, `ready` one that does, `running` training."""
+"""`placed` waits for a port; `starting`: a server does not serve yet; `ready`: it does; `running`: it trains."""
 SERVER_END_S = 15.0  # for a server to end after SIGTERM
 TRAIN_END_S = 180.0  # for training to end and save after SIGTERM, where nobody waits for it any more
 

@@ -18,10 +18,10 @@ from swift_r1.errors import (
     EXIT_USAGE,
 )
 from swift_r1.launch.cluster.client import Event
-from swift_r1.launch.cluster.commands import device_variables, rank_variables, train_words
+from swift_r1.launch.cluster.commands import device_variables, rank_variables, server_file, train_words
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
-from swift_r1.launch.cluster.run_file import TRAIN, RunFile
+from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.tasks import Task
 from swift_r1.launch.environment import LAUNCHED
 
@@ -68,6 +68,7 @@ class Training:
         self._deadline: float | None = None
         self._codes: list[int] = []  # of those that ended before this ended the others
         self._ending_others = False
+        self._told: set[str] = set()  # addresses of rollout servers
         self._since = 0.0
         self._said_waiting = False
 
@@ -93,7 +94,9 @@ class Training:
                 self.code, self.why = EXIT_USAGE, f"no port of {address} on {first.node}: {answer['error']}"
                 return
             [port] = answer["ports"]
-            words = train_words(self._run, self._urls(), self._folder, self._resume or self.restarts > 0)
+            self.tell_servers()
+            resume = self._resume or self.restarts > 0
+            words = train_words(self._run, self._urls(), self._folder, resume, server_file(self._folder))
             for task in self.tasks:
                 assert task.place is not None and task.client is not None and task.client.about is not None
                 environ = {
@@ -106,6 +109,26 @@ class Training:
                 self._changed(task, "trains")
 
         client.ask("free_ports", with_port, count=1, host=address)
+
+    def tell_servers(self) -> None:
+        """Writes the addresses of the rollout servers for the nodes that train; those of others in the file stay."""
+        now = self._urls().get(ROLLOUT)
+        if now is None:
+            return
+        gone, first = sorted(self._told.difference(now)), not self._told
+        self._told.update(now)
+        for task in self.tasks:
+            if task.client is not None and task.client.about is not None:
+                # Relative to the folder in which training runs.
+                base = Path(task.client.node.folder or task.client.about["folder"])
+                path = str(base / server_file(self._folder))
+                if first:  # the file may be an earlier launch's
+                    task.client.ask("write", self._written, path=path, text="")
+                task.client.ask("lines", self._written, path=path, add=now, remove=gone)
+
+    def _written(self, answer: Event) -> None:
+        if "error" in answer:
+            self._changed(self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}")
 
     def restart(self, why: str) -> None:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
