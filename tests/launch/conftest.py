@@ -37,11 +37,11 @@ RLHF = {
 class Launch:
     """A running `swift launch` in a folder."""
 
-    def __init__(self, folder: Path, words: list[str]) -> None:
+    def __init__(self, folder: Path, words: list[str], enter: Sequence[str] = ()) -> None:
         self.folder, self.log = folder, folder / "launch.log"
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "swift_r1", "launch", "run.yaml", *words],
+                [*enter, sys.executable, "-m", "swift_r1", "launch", "run.yaml", *words],
                 cwd=folder,
                 env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
                 stdout=out,
