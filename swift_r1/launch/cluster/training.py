@@ -234,6 +234,7 @@ class Training:
             self.again = self._said_waiting = False
             fewer = f" on {count} of {wanted} nodes" if count < wanted else ""
             self._changed(self.tasks[0], f"{self.why}: training goes on from its last checkpoint{fewer}")
+            self.why = ""
             self.begin()
             return
         if not self._said_waiting:
