@@ -56,6 +56,7 @@ def test_all_faults_together(write_run):
         "rlhf: resume_from_checkpoint: swift launch resumes its own runs: only `last` may stand here",
         "rlhf: api_key: a key has no place in a file: set SWIFT_API_KEY where swift launch runs",
         "rlhf: unknown flag --lerning_rate: did you mean --learning_rate?",
+        "rlhf: --api_key has no effect without --use_vllm true",
         "judge has flags, and no role of that name: add it to roles, or leave the section out",
     ]
 
