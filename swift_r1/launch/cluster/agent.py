@@ -236,7 +236,7 @@ class Agent:
 
 def about_node() -> dict[str, Any]:
     """What the driver wants to know of this node: name, address, usable CPUs and GPUs (as CUDA_VISIBLE_DEVICES names
-    them), interpreter, version."""
+    them), interpreter, folder, version."""
     connected = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, this host, its port
     try:
         named = socket.gethostbyname(socket.gethostname())
@@ -248,6 +248,7 @@ def about_node() -> dict[str, Any]:
         "cpus": usable_cpus(),
         "gpus": gpu_ids(os.environ),
         "python": sys.executable,
+        "folder": os.getcwd(),
         "version": own_version(),
         "pid": os.getpid(),
     }
