@@ -6,6 +6,7 @@ def test_nodes(slurm, tmp_path):
     print(slurm.run("srun", "-N1", "--gpus=1", "sh", "-c", "env | grep -E 'CUDA|GPU|SLURM'").stdout)
     slurm.kill_node(2)
     from tests.conftest import until
-    until(lambda: slurm.states() == ["down*","idle", "idle"], 60)
+
+    until(lambda: slurm.states() == ["down*", "idle", "idle"], 60)
     slurm.start_node(2)
-    until(lambda: slurm.states() == ["idle"]*3, 60)
+    until(lambda: slurm.states() == ["idle"] * 3, 60)

@@ -1,8 +1,9 @@
-"""`python -m swift_r1.launch.cluster.agent [SILENCE_S]`: starts processes on its node for a driver, and ends them.
+"""`python -m swift_r1.launch.cluster.agent [SILENCE_S [told]]`: starts processes on a node for a driver, and ends them.
 
 It speaks JSON lines on its standard input and output (`Agent` says which). Keys and variables travel there, never on a
 command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
-that it started, and whatever that has started, and itself. It is two processes: the first only waits, and ends what is
+that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an event:
+so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is
 left where the second was killed. Linux.
 """
 
@@ -68,7 +69,7 @@ class Agent:
         write: `path`, `text`; in one piece. ping: answers nothing else.
     Events, each with `event`:
         hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
-        could not be started. answer: `ask`, and what was asked for or `error`.
+        could not be started. answer: `ask`, and what was asked for or `error`. warned: SIGTERM came.
     """
 
     silence_s: float
@@ -78,6 +79,7 @@ class Agent:
     unsent: bytearray = field(default_factory=bytearray)
     received: bytearray = field(default_factory=bytearray)
     over: str | None = None
+    warned: bool = False
 
     def run(self) -> None:
         """Until the driver is gone; then nothing that was started is there any more."""
@@ -95,6 +97,9 @@ class Agent:
             if writable:
                 self.send()
             self.look()
+            if self.warned:
+                self.warned = False
+                self.tell("warned")
             if time.monotonic() - heard > self.silence_s:
                 self.over = f"nothing was heard for {self.silence_s:g} s"
         self.end()
@@ -270,6 +275,8 @@ def main() -> int:
     agent = Agent(silence_s, 0, out)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: _over(agent, received))
+    if "told" in sys.argv[2:]:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(agent, "warned", True))
     agent.run()
     if agent.over != "the driver is gone":
         say(str(agent.over), "launch agent")

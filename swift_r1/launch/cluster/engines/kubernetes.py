@@ -1,7 +1,7 @@
 """`--on kubernetes --dry-run`: a run as a JobSet, to be applied with kubectl.
 
-A JobSet needs its controller on the cluster and nothing else. Jobs and Services of the core would need nothing, but leave
-the servers and their GPUs running when training has ended: somebody has to delete them.
+A JobSet needs its controller on the cluster. Jobs and Services of the core would need nothing, but would leave the
+servers with their GPUs running when training has ended, until somebody deletes them.
 """
 
 from __future__ import annotations

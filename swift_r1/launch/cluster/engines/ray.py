@@ -1,22 +1,24 @@
-"""`--on ray`: a placement group holds what the roles need, and an actor in each of its bundles runs an agent. Ray places
-and watches, and passes the agents' lines; completions and weights take their own way."""
+"""`--on ray`: a placement group holds what the roles need, and an actor in each of its bundles runs an agent. Ray only
+places and watches, and passes the agents' lines; completions and weights take their own way."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engine import AgentPipe, Node, agent_words
 from swift_r1.launch.cluster.options import read_options
-from swift_r1.launch.cluster.run_file import TRAIN, RunFile
+from swift_r1.launch.cluster.run_file import TRAIN, Role, RunFile
 from swift_r1.runtime.processes import last_line, say
 
 DEFAULT_WAIT_S = 600
@@ -28,10 +30,28 @@ _OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str}
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-class AgentActor:
-    """Runs an agent in a process of Ray's, with the GPUs of its bundle."""
+@dataclass(frozen=True)
+class Bundle:
+    """What one node that trains, or one replica, needs."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    role: Role
+
+    @property
+    def gpus(self) -> int:
+        return self.role.gpus
+
+    @property
+    def cpus(self) -> int:
+        """A core for each process where the file does not say how many: Ray places nothing that needs none."""
+        return self.role.cpus or (self.role.processes if self.role.name == TRAIN else max(1, self.role.gpus))
+
+
+class AgentActor:
+    """Runs an agent in a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
+
+    def __init__(self, words: Sequence[str], cores: range | None) -> None:
+        if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
+            os.sched_setaffinity(0, own[cores.start : cores.stop])
         with tempfile.NamedTemporaryFile(prefix="swift-launch-", delete=False) as said:
             self._said = Path(said.name)
             # Ray sets this to the actor's CPUs for its own tasks.
@@ -109,27 +129,26 @@ class RayPipe:
 class RayEngine:
     """Each bundle of the placement group is a node: where it lies now."""
 
-    def __init__(self, group: Any, bundles: Sequence[Mapping[str, int]], silence_s: float) -> None:
+    def __init__(self, group: Any, bundles: Sequence[Bundle], silence_s: float) -> None:
         self._group, self._bundles, self._silence_s = group, bundles, silence_s
 
     def nodes(self) -> Sequence[Node]:
         import ray
-        from ray.util import placement_group_table
 
         alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
-        places = placement_group_table(self._group)["bundles_to_node_id"]
+        python, folder = sys.executable, str(Path.cwd())
         return [
-            Node(
-                f"{place[:6]}/{number}",
-                alive[place],
-                bundle.get("GPU", 0),
-                bundle.get("CPU"),
-                sys.executable,
-                str(Path.cwd()),
-            )
-            for number, bundle in enumerate(self._bundles)
-            if (place := places.get(number)) in alive
+            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, python, folder, (one.role.name,))
+            for number, (one, place) in enumerate(zip(self._bundles, self._places(), strict=True))
+            if place in alive
         ]
+
+    def _places(self) -> list[str]:
+        """The Ray node of each bundle; empty where it has none now."""
+        from ray.util import placement_group_table
+
+        found = placement_group_table(self._group)["bundles_to_node_id"]
+        return [found.get(number, "") for number in range(len(self._bundles))]
 
     def connect(self, node: Node) -> AgentPipe:
         import ray
@@ -137,26 +156,28 @@ class RayEngine:
 
         number = int(node.name.rpartition("/")[2])
         bundle = self._bundles[number]
+        cores = None
+        if bundle.role.cpus:  # Ray counts cores, and binds nothing to them
+            places = self._places()
+            before = [
+                one.cpus for one, place in zip(self._bundles[:number], places, strict=False) if place == places[number]
+            ]
+            cores = range(sum(before), sum(before) + bundle.cpus)
         made = ray.remote(AgentActor).options(
-            num_cpus=bundle.get("CPU", 0),
-            num_gpus=bundle.get("GPU", 0),
+            num_cpus=bundle.cpus,
+            num_gpus=bundle.gpus,
             max_concurrency=3,  # send, receive and close
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
         )
-        actor = made.remote(agent_words(self._silence_s))
-        return RayPipe(actor)
+        return RayPipe(made.remote(agent_words(self._silence_s), cores))
 
     def command(self, node: Node) -> Sequence[str]:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def bundles_of(run: RunFile) -> list[dict[str, int]]:
-    """What each node that trains and each replica needs, those that need most first."""
-    found = []
-    for role in run.roles.values():
-        cpus = role.cpus or (role.processes if role.name == TRAIN else max(1, role.gpus))
-        found += [{"CPU": cpus} | ({"GPU": role.gpus} if role.gpus else {})] * role.count
-    return sorted(found, key=lambda one: (-one.get("GPU", 0), -one["CPU"]))
+def bundles_of(run: RunFile) -> list[Bundle]:
+    """One for each node that trains and each replica."""
+    return [Bundle(role) for role in run.roles.values() for _ in range(role.count)]
 
 
 def open_engine(run: RunFile, silence_s: float) -> RayEngine:
@@ -176,7 +197,7 @@ def _connect(address: str) -> None:
         raise UsageError("Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version") from error
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address!r}: {_first_line(error)}") from error
     finally:
@@ -184,15 +205,16 @@ def _connect(address: str) -> None:
             signal.signal(number, handler)  # Ray has its own for SIGTERM
 
 
-def _placed(bundles: Sequence[Mapping[str, int]], strategy: str, wait_s: int) -> Any:
+def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
     """A placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
     import ray
 
-    group = ray.util.placement_group([dict(one) for one in bundles], strategy=strategy, name=f"swift-{os.getpid()}")
+    wanted = [{"CPU": one.cpus} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]
+    group = ray.util.placement_group(wanted, strategy=strategy, name=f"swift-{os.getpid()}")
     deadline = time.monotonic() + wait_s
     while not group.wait(min(_SAY_S, max(0.1, deadline - time.monotonic()))):
         free, all_ = ray.available_resources(), ray.cluster_resources()
-        needed = {name: sum(one.get(name, 0) for one in bundles) for name in ("CPU", "GPU")}
+        needed = {name: sum(one.get(name, 0) for one in wanted) for name in ("CPU", "GPU")}
         state = ", ".join(
             f"{needed[name]:g} {name}s needed, {free.get(name, 0):g} of {all_.get(name, 0):g} free"
             for name in needed

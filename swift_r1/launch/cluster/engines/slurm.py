@@ -15,7 +15,7 @@ from pathlib import Path
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, RunFailed, UsageError
 from swift_r1.launch.cluster.engine import AgentPipe, Node, ProcessPipe, agent_words
-from swift_r1.launch.cluster.engines.slurm_job import job_script, slurm_options
+from swift_r1.launch.cluster.engines.slurm_job import components, job_script, slurm_options
 from swift_r1.launch.cluster.run_file import RunFile
 from swift_r1.runtime.processes import say
 
@@ -32,6 +32,7 @@ class Group:
 
     number: int | None
     hosts: tuple[str, ...]
+    roles: tuple[str, ...] = ()
 
 
 class SlurmEngine:
@@ -39,20 +40,18 @@ class SlurmEngine:
 
     def __init__(self, groups: Sequence[Group], silence_s: float) -> None:
         self._silence_s = silence_s
-        self._places: dict[str, tuple[str, int | None]] = {}
-        taken: dict[str, str] = {}
-        for group in groups:
-            for host in group.hosts:
-                name = f"{host}+{group.number}" if group.number else host
-                self._places[name] = (host, group.number)
-                taken[host] = name
-        self._addresses = _addresses(sorted(taken))
+        self._places = {
+            f"{host}+{group.number}" if group.number else host: (host, group)
+            for group in groups
+            for host in group.hosts
+        }
+        self._addresses = _addresses(sorted({host for host, _ in self._places.values()}))
 
     def nodes(self) -> Sequence[Node]:
         down = _down({host for host, _ in self._places.values()})
         return [
-            Node(name, self._addresses.get(host), python=sys.executable, folder=str(Path.cwd()))
-            for name, (host, _) in self._places.items()
+            Node(name, self._addresses.get(host), python=sys.executable, folder=str(Path.cwd()), roles=group.roles)
+            for name, (host, group) in self._places.items()
             if host not in down
         ]
 
@@ -63,23 +62,35 @@ class SlurmEngine:
 
     def command(self, node: Node) -> Sequence[str]:
         host, group = self._places[node.name]
-        own = [] if group is None else [f"--het-group={group}"]
+        own = [] if group.number is None else [f"--het-group={group.number}"]
         step = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "--cpu-bind=none", "--mem=0"]
-        return ["srun", *own, *step, sys.executable, *agent_words(self._silence_s)]
+        return ["srun", *own, *step, sys.executable, *agent_words(self._silence_s), "told"]
 
 
-_OPTIONS_OF_STEPS = ("SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_TRES_PER_TASK")
+_OPTIONS_OF_STEPS = (
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_NTASKS",
+    "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_TRES_PER_TASK",
+)
 
 
 def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
-    slurm_options(run)
+    parts = components(run, slurm_options(run))
     if not (nodes := os.environ.get("SLURM_JOB_NODELIST")):
         raise UsageError("there is no SLURM_JOB_NODELIST: this is not the inside of a Slurm job")
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     if not count:
         return SlurmEngine([Group(None, tuple(_hostnames(nodes)))], silence_s)
+    if count != len(parts):
+        raise UsageError(f"this job has {count} components, and {run.path} asks for {len(parts)}")
     lists = [os.environ[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] for number in range(count)]
-    return SlurmEngine([Group(number, tuple(_hostnames(one))) for number, one in enumerate(lists)], silence_s)
+    groups = [
+        Group(number, tuple(_hostnames(one)), part.roles)
+        for number, (one, part) in enumerate(zip(lists, parts, strict=True))
+    ]
+    return SlurmEngine(groups, silence_s)
 
 
 def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
@@ -105,7 +116,7 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
 
 
 def after(code: int) -> int:
-    """After the driver's end inside a job: one that Slurm has told to end, and whose state is saved, is queued again."""
+    """After the driver's end inside a job: one that Slurm has told to end is queued again."""
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code

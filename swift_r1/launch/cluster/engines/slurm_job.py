@@ -103,7 +103,7 @@ def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
             "\n#SBATCH hetjob\n".join(parts),
             "set -e",
             *map(str, options.get("setup", [])),
-            f"exec {driver}",
+            f"exec {driver} ${{SLURM_RESTART_COUNT:+--resume_from_checkpoint last}}",
             "",
         ]
     )
