@@ -24,7 +24,7 @@ CONF = """\
 ClusterName=swift
 SlurmctldHost=login({login})
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root

@@ -26,7 +26,7 @@ _SAY_S = 30.0
 _CALL_S = 60.0  # for a line to be passed on, and for an actor to start
 _END_S = 5.0
 _CHUNK = 1 << 16
-_OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str}
+_OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str, "python": str}
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -129,16 +129,16 @@ class RayPipe:
 class RayEngine:
     """Each bundle of the placement group is a node: where it lies now."""
 
-    def __init__(self, group: Any, bundles: Sequence[Bundle], silence_s: float) -> None:
-        self._group, self._bundles, self._silence_s = group, bundles, silence_s
+    def __init__(self, group: Any, bundles: Sequence[Bundle], python: str, silence_s: float) -> None:
+        self._group, self._bundles, self._python, self._silence_s = group, bundles, python, silence_s
 
     def nodes(self) -> Sequence[Node]:
         import ray
 
         alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
-        python, folder = sys.executable, str(Path.cwd())
+        folder = str(Path.cwd())
         return [
-            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, python, folder, (one.role.name,))
+            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.role.name,))
             for number, (one, place) in enumerate(zip(self._bundles, self._places(), strict=True))
             if place in alive
         ]
@@ -187,7 +187,8 @@ def open_engine(run: RunFile, silence_s: float) -> RayEngine:
         raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
     _connect(options.get("address", "auto"))
     bundles = bundles_of(run)
-    return RayEngine(_placed(bundles, strategy, options.get("wait", DEFAULT_WAIT_S)), bundles, silence_s)
+    group = _placed(bundles, strategy, options.get("wait", DEFAULT_WAIT_S))
+    return RayEngine(group, bundles, options.get("python", sys.executable), silence_s)
 
 
 def _connect(address: str) -> None:

@@ -38,8 +38,8 @@ class Group:
 class SlurmEngine:
     """The nodes of the job that this process runs in."""
 
-    def __init__(self, groups: Sequence[Group], silence_s: float) -> None:
-        self._silence_s = silence_s
+    def __init__(self, groups: Sequence[Group], python: str, silence_s: float) -> None:
+        self._python, self._silence_s = python, silence_s
         self._places = {
             f"{host}+{group.number}" if group.number else host: (host, group)
             for group in groups
@@ -50,7 +50,7 @@ class SlurmEngine:
     def nodes(self) -> Sequence[Node]:
         down = _down({host for host, _ in self._places.values()})
         return [
-            Node(name, self._addresses.get(host), python=sys.executable, folder=str(Path.cwd()), roles=group.roles)
+            Node(name, self._addresses.get(host), python=self._python, folder=str(Path.cwd()), roles=group.roles)
             for name, (host, group) in self._places.items()
             if host not in down
         ]
@@ -77,12 +77,13 @@ _OPTIONS_OF_STEPS = (
 
 
 def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
-    parts = components(run, slurm_options(run))
+    options = slurm_options(run)
+    parts, python = components(run, options), options.get("python", sys.executable)
     if not (nodes := os.environ.get("SLURM_JOB_NODELIST")):
         raise UsageError("there is no SLURM_JOB_NODELIST: this is not the inside of a Slurm job")
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     if not count:
-        return SlurmEngine([Group(None, tuple(_hostnames(nodes)))], silence_s)
+        return SlurmEngine([Group(None, tuple(_hostnames(nodes)))], python, silence_s)
     if count != len(parts):
         raise UsageError(f"this job has {count} components, and {run.path} asks for {len(parts)}")
     lists = [os.environ[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] for number in range(count)]
@@ -90,7 +91,7 @@ def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
         Group(number, tuple(_hostnames(one)), part.roles)
         for number, (one, part) in enumerate(zip(lists, parts, strict=True))
     ]
-    return SlurmEngine(groups, silence_s)
+    return SlurmEngine(groups, python, silence_s)
 
 
 def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:

@@ -17,9 +17,11 @@ from swift_r1.launch.cluster.run_file import SERVERS, TRAIN, Role, RunFile
 DEFAULT_WARNING_S = 300
 _OWN: dict[str, type] = {"partition": str, "account": str, "qos": str, "constraint": str, "mem": str, "sbatch": list}
 """Options of `sbatch` that a role may have its own of."""
-_KNOWN = {**_OWN, "time": str, "warning": int, "setup": list, "train": dict, "rollout": dict} | dict.fromkeys(
-    SERVERS, dict
-)
+_KNOWN: dict[str, type] = {
+    **_OWN,
+    **{"time": str, "warning": int, "setup": list, "python": str},
+    **dict.fromkeys(("train", "rollout", *SERVERS), dict),
+}
 
 
 @dataclass(frozen=True)
