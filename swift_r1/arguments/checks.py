@@ -185,8 +185,19 @@ def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
     """Which servers, and how weights go to them."""
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
+    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
+        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
+    if args.vllm_server_file is not None:
+        if args.weight_transport == "nccl":
+            yield "--weight_transport nccl is between two that stay, and servers of --vllm_server_file come and go"
+        if args.sleep_level:
+            yield "--sleep_level is for a server that shares the trainer's GPUs: with it give --vllm_server_base_url"
+        return
     if not urls and not hosts:
-        yield "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, or --vllm_mode colocate"
+        yield (
+            "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode "
+            "colocate"
+        )
         return
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
         yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
@@ -196,8 +207,6 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
             yield f"{url} is named {times} times: each server once"
     if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
         yield "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm"
-    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
-        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
 
 
 def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:

@@ -129,6 +129,8 @@ def rollouts_from(args: RlhfArguments) -> str:
         shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
         return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
+        if args.vllm_server_file is not None:
+            return f"vLLM servers that {args.vllm_server_file} names; they may come and go"
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
     return "this process (transformers, the trainer's own weights)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, Self
 
 from swift_r1.arguments import checks
@@ -68,6 +68,7 @@ class RlhfArguments(RlhfFlags):
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             judge=self.judge_content,
+            vllm_server_file=self.vllm_server_file and str(Path(self.vllm_server_file).expanduser().absolute()),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.default_scale if self.scale_rewards in (None, "gdpo") else self.scale_rewards,
             multi_objective_aggregation="normalize_then_sum" if self.normalizes_objectives else "sum_then_normalize",

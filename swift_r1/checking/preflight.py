@@ -59,6 +59,10 @@ def check_inputs(
         *known_faults,
         *trainer_faults(args, world),
     ]
+    if args.vllm_server_file is not None and world.node_rank == 0:
+        from swift_r1.wire.server_file import server_file_faults
+
+        faults += server_file_faults(args.vllm_server_file)
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)

@@ -150,6 +150,8 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if one.status() != psutil.STATUS_ZOMBIE and Path(os.readlink(f"/proc/{one.pid}/cwd")).is_relative_to(folder):
+            if one.status() != psutil.STATUS_ZOMBIE and Path(os.readlink(f"/proc/{one.pid}/cwd")).is_relative_to(
+                folder
+            ):
                 found.append(one)
     return found

@@ -48,7 +48,7 @@ ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
-NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus}
+NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus} Feature=small
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 PriorityTier=10
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -15,15 +16,22 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture
 def on_slurm(slurm, launched):
-    def make(python=None, roles=ROLES, model="m", **sections):
+    """`on_slurm(roles, model, python=..., **sections) -> Launch`, once all nodes are free."""
+
+    def make(roles=ROLES, model="m", **sections):
         until(lambda: slurm.states() == ["idle"] * 3, 90)
         one = launched("slurm", slurm.hosts[0].enter, **slurm.environ)
-        one.write(roles, model, **({"python": python} if python else {}), **sections)
+        one.write(roles, model, **sections)
         return one
 
     yield make
     slurm.run("scancel", "--user=root", check=False)
     until(lambda: not slurm.jobs(), 60)
+
+
+def the_job(slurm):
+    [job] = [line.split()[0] for line in slurm.jobs()]
+    return job
 
 
 def test_a_whole_run(on_slurm, tiny_model, undisturbed):
@@ -34,31 +42,132 @@ def test_a_whole_run(on_slurm, tiny_model, undisturbed):
 
 
 def test_preemption_saves_and_the_queued_job_goes_on(slurm, on_slurm, tiny_model, undisturbed):
+    """Slurm's own: SIGTERM to everything on all nodes, and SIGKILL when the partition's GraceTime is over."""
     one = on_slurm(model=tiny_model, rlhf={"max_steps": STEPS, "save_steps": 1000}).start()
     until(lambda: len(one.steps) >= 2, 120)
-    urgent = slurm.run("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--wrap", "sleep 3").stdout.strip()
-    one.says("will be taken away soon")
+    slurm.run("sbatch", "-p", "urgent", "-N3", "--exclusive", "--wrap", "sleep 3")
     one.says("is queued again")
+    assert "will be taken away soon" in one.said
     before = one.steps
-    until(lambda: not any(job.startswith(urgent) for job in slurm.jobs()), 120)
     assert one.wait(400) == 0, one.said
     assert len(before) < STEPS and one.steps == list(range(1, STEPS + 1))
     assert one.learned == undisturbed
 
 
 def test_the_warning_saves_and_the_queued_job_goes_on(slurm, on_slurm, tiny_model, undisturbed):
-    """As at the end of its time: only the script gets SIGTERM."""
+    """As towards the end of the job's time: only the script gets SIGTERM."""
     one = on_slurm(model=tiny_model, rlhf={"max_steps": STEPS, "save_steps": 1000}).start()
     until(lambda: len(one.steps) >= 2, 120)
-    [job] = [job.split()[0] for job in slurm.jobs()]
-    slurm.run("scancel", "--batch", "--signal=TERM", job)
+    slurm.run("scancel", "--batch", "--signal=TERM", the_job(slurm))
     one.says("is queued again")
     assert one.wait(400) == 0, one.said
     assert one.steps == list(range(1, STEPS + 1))
     assert one.learned == undisturbed
 
 
-def test_ctrl_c_while_it_waits(slurm, on_slurm):
-    blocker = slurm.run("sbatch", "--parsable", "-N3", "--exclusive", "--wrap", "sleep 300").stdout.strip()
-    one = on_slurm.__wrapped__ if hasattr(on_slurm, "__wrapped__") else on_slurm
-    assert blocker and one
+def test_a_node_that_is_lost(slurm, on_slurm, tiny_model, undisturbed):
+    """Its server comes back on one of the others, and the job goes on without the node."""
+    one = on_slurm(model=tiny_model, rlhf={"max_steps": 60, "save_steps": 1000}).start()
+    until(lambda: len(one.steps) >= 2, 120)
+    [lost] = [line.split("rollout-0 on n")[1][0] for line in one.said.splitlines() if "rollout-0 on n" in line][:1]
+    assert lost != "1"  # where the driver runs
+    slurm.kill_node(int(lost))
+    try:
+        one.says(f"n{lost} is gone")
+        one.says("rollout-0 on n", 60)
+        assert one.wait(300) == 0, one.said
+        assert one.steps == list(range(1, 61))
+        assert one.learned[: len(undisturbed)] == undisturbed
+    finally:
+        slurm.start_node(int(lost))
+
+
+def test_ctrl_c_while_it_runs_saves(slurm, on_slurm, tiny_model):
+    one = on_slurm(model=tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}).start()
+    until(lambda: len(one.steps) >= 2, 120)
+    one.send(signal.SIGINT)
+    assert one.wait(120) == 130, one.said
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
+    assert not slurm.jobs()
+
+
+def test_ctrl_c_while_it_waits_cancels(slurm, on_slurm):
+    one = on_slurm(python=STUB)
+    slurm.run("sbatch", "-N1", "--exclusive", "--wrap", "sleep 300")
+    one.start().says("waits: Resources (it is the next one, and its nodes are busy)", 30)
+    one.send(signal.SIGINT)
+    assert one.wait(30) == 130
+    assert [line for line in slurm.jobs() if "RUNNING" not in line] == []
+
+
+def test_a_cancelled_job_is_not_queued_again(slurm, on_slurm):
+    one = on_slurm(python=STUB).start()
+    one.says("trains")
+    slurm.run("scancel", the_job(slurm))
+    assert one.wait(60) == 130
+    assert "cancelled" in one.said and "queued again" not in one.said
+    assert not slurm.jobs()
+
+
+def test_a_job_that_cannot_be_is_said_in_a_line(on_slurm):
+    for own, line in (
+        ({"partition": "nope"}, "invalid partition specified: nope"),
+        ({"sbatch": ["--nodelist=n9"]}, "Invalid node name specified"),
+    ):
+        done = on_slurm(python=STUB, slurm=own).once()
+        assert done.returncode == 2
+        assert line in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_job_that_would_never_start(slurm, on_slurm):
+    one = on_slurm({"train": {"nodes": 5}}, python=STUB).start()
+    one.says(
+        "waits: PartitionNodeLimit (it asks for more nodes than the partition gives, or has: it will not start)", 30
+    )
+    one.send(signal.SIGINT)
+    assert one.wait(30) == 130
+
+
+def test_a_fault_of_the_flags_ends_the_job_with_its_code(on_slurm):
+    one = on_slurm(model="no/such/model", rlhf={"use_hf": True}).start()
+    assert one.wait(120) == 2, one.said
+    assert "no/such/model" in one.said
+
+
+def test_roles_on_nodes_of_different_kinds(slurm, on_slurm):
+    """Components of one job: each role on its own, with the GPUs of its part of a node."""
+    roles = {"train": {"gpus": 2}, "rollout": {"replicas": 2, "gpus": 1}}
+    one = on_slurm(roles, python=STUB, slurm={"rollout": {"constraint": "small"}})
+    script = one.once("--dry_run").stdout
+    assert "#SBATCH hetjob" in script and "#SBATCH --ntasks=2" in script and "#SBATCH --gpus-per-task=1" in script
+    one.start().says("trains")
+    until(lambda: len(list(one.folder.glob("r*-*.json"))) == 3)
+    (one.folder / "end-0").write_text("0")
+    assert one.wait(60) == 0, one.said
+
+
+def test_no_sbatch(launched, tmp_path):
+    one = launched("slurm", (), PATH=str(tmp_path))
+    one.write(ROLES, python=STUB)
+    done = one.once()
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "swift launch: there is no sbatch on this machine: start on a login node of the cluster, or --dry-run"
+    )
+
+
+def test_a_clocks_time_needs_quotes(launched):
+    one = launched("slurm")
+    one.write(ROLES, slurm={"time": 86400})
+    done = one.once("--dry_run")
+    assert done.returncode == 2 and "time must be in quotes" in done.stderr
+
+
+def test_nothing_is_left(launched):
+    """What the end of each of these tests looks for is found where it is there."""
+    one = launched("slurm")
+    held = os.open(one.folder, os.O_RDONLY)
+    try:
+        assert processes_in(one.folder) == []
+    finally:
+        os.close(held)

@@ -33,7 +33,7 @@ from swift_r1.runtime.libraries import own_version
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, say
 
 DEFAULT_SILENCE_S = 60.0
-END_S = 10.0  # for a process to end after SIGTERM, where `start` does not say
+_LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
 _LOOK_S = 0.2
 _READY_S = 1.0
 _CHUNK = 1 << 16
@@ -66,10 +66,12 @@ class Agent:
         start: `id`, `words`, `environ` (beside the agent's own), `cwd`, `cpus` (a list or null), `end_s`.
         signal: `id`, `signal` (its number). end: `id`, `end_s`: SIGTERM, and SIGKILL so many seconds later.
         free_ports: `count`, `host`; answers `ports`. ready: `url`, `key`; answers `ready`.
-        write: `path`, `text`; in one piece. ping: answers nothing else.
+        write: `path`, `text`; in one piece. lines: `path`, `add`, `remove`; changes the lines of a file, and leaves
+        those that others have written. ping: answers nothing else.
     Events, each with `event`:
         hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
-        could not be started. answer: `ask`, and what was asked for or `error`. warned: SIGTERM came.
+        could not be started. answer: `ask`, and what was asked for or `error`. warned: SIGTERM came. gone: it ends, and
+        all of this with it.
     """
 
     silence_s: float
@@ -161,6 +163,12 @@ class Agent:
     def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ports": free_ports(order["count"], order["host"])}
 
+    def do_lines(self, order: Mapping[str, Any]) -> None:
+        path = Path(order["path"])
+        before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in before if line not in order["remove"] and line not in order["add"]]
+        self.do_write({"path": path, "text": "".join(f"{line}\n" for line in [*kept, *order["add"]])})
+
     def do_write(self, order: Mapping[str, Any]) -> None:
         path = Path(order["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,6 +232,7 @@ class Agent:
 
     def end(self) -> None:
         """Ends everything. Output is still read, so that nobody waits for it to be, and sent as far as that goes."""
+        self.tell("gone", text=str(self.over))
         for child in self.children.values():
             if child.process.poll() is None:
                 child.process.terminate()
@@ -295,7 +304,7 @@ def _guard(inner: int) -> int:
     for one in (0, 1):
         os.dup2(nothing, one)  # the driver sees at once that the agent is gone
     _, status = os.waitpid(inner, 0)
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + _LEFT_S
     while time.monotonic() < deadline and _has_children():
         time.sleep(_LOOK_S)
     end_strays(frozenset())

@@ -40,14 +40,22 @@ class AgentClient:
             self._pipe = self._engine.connect(self.node)
             if self._closed.is_set():
                 self._pipe.close()
-            while line := self._pipe.receive():
-                self._events.put((self, json.loads(line)))
-            text = self._pipe.last_words()
-        except (OSError, ValueError) as error:
+            text = self._pass_on(self._pipe)
+        except OSError as error:
             text = str(error)
+        self._events.put((self, {"event": "gone", "text": text}))
         if self._pipe is not None:
             self._pipe.close()
-        self._events.put((self, {"event": "gone", "text": text}))
+
+    def _pass_on(self, pipe: AgentPipe) -> str:
+        """What the agent says, to its end; returns why that came."""
+        while line := pipe.receive():
+            try:
+                self._events.put((self, json.loads(line)))
+            except ValueError:
+                said = line.decode(errors="replace").strip()[:200]
+                return f"{said!r} came in the place of an agent's words: does its shell print at login?"
+        return pipe.last_words()
 
     def tell(self, do: str, **values: Any) -> None:
         """Gives an order. Where the agent is gone this does nothing: `gone` says so."""
@@ -63,6 +71,15 @@ class AgentClient:
 
     def answered(self, event: Event) -> None:
         self._asked.pop(event["ask"])(event)
+
+    @property
+    def over(self) -> bool:
+        """Whether the way to the agent has ended too, which it does when the agent has ended what it had started."""
+        return not self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
 
     def close(self, wait_s: float) -> None:
         """Ends the agent with all that it has started; waits until that is done, `wait_s` at most."""

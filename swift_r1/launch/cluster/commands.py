@@ -22,12 +22,20 @@ def server_words(run: RunFile, role: str, address: str, port: int) -> list[str]:
     return ["-m", "swift_r1", "rollout", *as_words(flags)]
 
 
-def train_words(run: RunFile, urls: Mapping[str, Sequence[str]], folder: str, resume: bool) -> list[str]:
-    """Of each node that trains, into `folder`; `urls` are the addresses of the servers of each role."""
-    flags: dict[str, Any] = with_addresses(run.rlhf, urls) | {"output_dir": folder, "add_version": False}
+def train_words(
+    run: RunFile, urls: Mapping[str, Sequence[str]], folder: str, resume: bool, server_file: str | None = None
+) -> list[str]:
+    """Of each node that trains, into `folder`; `urls` are the addresses of the servers of each role, of which those of
+    the rollout servers may be in a file instead."""
+    flags: dict[str, Any] = with_addresses(run.rlhf, urls, server_file) | {"output_dir": folder, "add_version": False}
     if resume:
         flags["resume_from_checkpoint"] = LAST
     return ["-m", "swift_r1", "rlhf", *as_words(flags)]
+
+
+def server_file(folder: str) -> str:
+    """Where the addresses of the rollout servers are."""
+    return f"{folder}/launch/servers.txt"
 
 
 def rank_variables(run: RunFile, nodes: int, number: int, address: str, port: int) -> dict[str, str]:

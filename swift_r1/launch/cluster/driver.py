@@ -72,7 +72,7 @@ class Driver:
             self.taken,
             self._became,
             lambda: self.servers.urls,
-            lambda: all(task.ever_ready for task in self.servers.tasks),
+            lambda: self.servers.were_ready,
         )
 
     @property
@@ -172,7 +172,8 @@ class Driver:
         elif kind == "gone":
             self._gone(client, event["text"])
         elif kind == "answer":
-            client.answered(event)
+            if not self._ending:
+                client.answered(event)
         elif kind == "warned":
             if self.interrupted is None:
                 self._say(f"{client.node.name} will be taken away soon")
@@ -186,9 +187,10 @@ class Driver:
                 self._after(task)
 
     def _gone(self, client: AgentClient, text: str) -> None:
-        was_there = client.about is not None
-        why = self.fleet.gone(client, text)
-        own = [task for task in self.tasks if task.client is client and task.lives]
+        if not self.fleet.gone(client, text):
+            return
+        was_there, why = client.about is not None, self.fleet.faults[client.node.name]
+        own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
         if was_there and not self._ending:
             self._say(f"{client.node.name} is gone: {why}")
         for task in own:
@@ -218,8 +220,13 @@ class Driver:
         self._changed(self)
 
     def _moved(self, task: Task) -> None:
-        """A server has another address: training, which is told at its start, begins again."""
-        if self.training.lives and task.url is not None:
+        """A server has another address, or none. Training reads those of rollout servers while it runs; it is told the
+        others at its start, and begins again."""
+        if not self.training.lives:
+            return
+        if task.role.name == ROLLOUT:
+            self.training.tell_servers()
+        elif task.url is not None:
             self.training.restart(f"{task.name} is at {task.url} now")
 
     def _signalled(self, number: int) -> None:

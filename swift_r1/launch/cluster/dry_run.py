@@ -10,6 +10,7 @@ from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.commands import (
     device_variables,
     rank_variables,
+    server_file,
     server_words,
     shown_command,
     train_words,
@@ -49,7 +50,13 @@ def dry_run(run: RunFile, engine: Engine, environ: Mapping[str, str]) -> str:
             words = server_words(run, role, address, port)
             lines.append(_one(f"{role}-{number}", node, words, {**environ, **_devices(place, node)}))
     first = nodes[places[TRAIN][0].node]
-    words = train_words(run, urls, str(run.args.output_dir), resume=False)
+    folder = str(run.args.output_dir)
+    words = train_words(run, urls, folder, False, server_file(folder))
+    if ROLLOUT in urls:
+        lines.append(f"# the addresses of the rollout servers, on {first.name}")
+        there = f"cd {shlex.quote(first.folder)} && " if first.folder else ""
+        path = shlex.quote(server_file(folder))
+        lines.append(f"{there}mkdir -p $(dirname {path}) && printf '%s\\n' {' '.join(urls[ROLLOUT])} > {path}")
     for number, place in enumerate(places[TRAIN]):
         node = nodes[place.node]
         ranks = rank_variables(run, len(places[TRAIN]), number, first.address or first.name, DEFAULT_MASTER_PORT)

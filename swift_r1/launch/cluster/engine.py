@@ -13,7 +13,7 @@ from typing import Protocol
 from swift_r1.runtime.processes import last_line
 
 AGENT_MODULE = "swift_r1.launch.cluster.agent"
-_END_S = 5.0  # for the process of a pipe to end after its input has
+_END_S = 45.0  # for the process of a pipe to end after its input has; an agent first ends what it has started
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Fleet:
         self.clients: dict[str, AgentClient] = {}
         self.faults: dict[str, str] = {}
         self._tried: dict[str, float] = {}
+        self._leaving: list[AgentClient] = []  # gone, but perhaps still ending what they have started
         self._events, self._over = events, threading.Event()
 
     def open(self) -> None:
@@ -56,14 +57,17 @@ class Fleet:
         now, names = time.monotonic(), {node.name for node in nodes}
         for name in self.clients.keys() - names:
             self.drop(self.clients[name], "it is not among the nodes any more")
+        self._leaving = [client for client in self._leaving if not client.over]
+        busy = self.clients.keys() | {client.node.name for client in self._leaving}
         for node in nodes:
-            if node.name not in self.clients and now > self._tried.get(node.name, now - 1):
+            if node.name not in busy and now > self._tried.get(node.name, now - 1):
                 self._tried[node.name] = now + _AGAIN_S
                 self.clients[node.name] = AgentClient(self.engine, node, self._events)
 
     def drop(self, client: AgentClient, why: str) -> None:
-        """Gives an agent up; its `gone` arrives later."""
+        """Gives an agent up, and says that it is gone, whenever the way to it ends."""
         self.faults[client.node.name] = why
+        self._events.put((client, {"event": "gone", "text": why}))
         threading.Thread(target=client.close, args=(_CLOSE_S,), daemon=True).start()
 
     def met(self, client: AgentClient, about: Event) -> bool:
@@ -75,11 +79,16 @@ class Fleet:
         self.faults.pop(client.node.name, None)
         return True
 
-    def gone(self, client: AgentClient, text: str) -> str:
-        """An agent is gone; returns why."""
-        if self.clients.get(client.node.name) is client:
-            del self.clients[client.node.name]
-        return self.faults.setdefault(client.node.name, text)
+    def gone(self, client: AgentClient, text: str) -> bool:
+        """An agent is gone; false where that was known."""
+        if self.clients.get(client.node.name) is not client:
+            return False
+        del self.clients[client.node.name]
+        self._leaving.append(client)
+        self.faults.setdefault(client.node.name, text)
+        if client.about is not None:
+            self._tried.pop(client.node.name)  # it may come back at once
+        return True
 
     @property
     def complete(self) -> bool:
@@ -90,7 +99,7 @@ class Fleet:
         """Lets the agents hear from here, and gives up those that are silent."""
         for client in list(self.clients.values()):
             limit = HELLO_S if client.about is None else self.silence_s
-            if time.monotonic() - client.heard > limit and client.node.name not in self.faults:
+            if time.monotonic() - client.heard > limit and not client.closed:
                 self.drop(client, f"it has not been heard from for {limit:g} s")
             elif client.about is not None:
                 client.ask("ping", lambda _: None)
@@ -111,7 +120,7 @@ class Fleet:
     def close(self) -> None:
         """Ends all agents, and waits for them."""
         self._over.set()
-        clients = list(self.clients.values())
+        clients = [*self.clients.values(), *self._leaving]
         threads = [threading.Thread(target=one.close, args=(_CLOSE_S,), daemon=True) for one in clients]
         for thread in threads:
             thread.start()

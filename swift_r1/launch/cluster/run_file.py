@@ -24,11 +24,8 @@ _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
 _PLACEHOLDER_URL = "http://127.0.0.1:8000"
 _ONE = dict.fromkeys(SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model")
 _ADDRESSES = dict.fromkeys(("host", "port", "api_key"), "swift launch chooses addresses and the key")
+_SERVER_FLAGS = ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_file")
 _OF_THE_LAUNCH = {
-    **dict.fromkeys(
-        ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "api_key"),
-        "swift launch knows the addresses and the key of the servers that it starts",
-    ),
     **dict.fromkeys(("nnodes", "nproc_per_node"), "say it in roles: train"),
     **dict.fromkeys(("node_rank", "master_addr", "master_port"), "swift launch chooses it"),
     "resume_from_checkpoint": "swift launch resumes its own runs: only `last` may stand here",
@@ -119,12 +116,16 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
 
 
-def with_addresses(rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Flags of `swift rlhf` with the addresses of the servers of each role. Raises UsageError: `judge` cannot be read,
-    or a flag names another server."""
+def with_addresses(
+    rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]], server_file: str | None = None
+) -> dict[str, Any]:
+    """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
+    servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
     flags, faults = dict(rlhf), list[str]()
     if ROLLOUT in urls:
-        flags["vllm_server_base_url"] = list(urls[ROLLOUT])
+        flags |= {"vllm_server_file": server_file} if server_file else {"vllm_server_base_url": list(urls[ROLLOUT])}
+        if set(_SERVER_FLAGS).intersection(rlhf):
+            faults.append(f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role")
         if not flags.setdefault("use_vllm", True) or flags.get("vllm_mode", "server") != "server":
             faults.append(f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role")
     if "teacher" in urls:

@@ -11,7 +11,7 @@ from swift_r1.launch.cluster.client import Event
 from swift_r1.launch.cluster.commands import device_variables, server_words
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
-from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
+from swift_r1.launch.cluster.run_file import TRAIN, RunFile
 from swift_r1.launch.cluster.tasks import Task
 
 
@@ -66,23 +66,22 @@ class Servers:
         return all(task.url is not None or task.state == "given up" for task in self.tasks)
 
     @property
-    def any_rollout(self) -> bool:
-        """Whether a rollout server is there or on its way, or none is needed."""
-        own = [task for task in self.tasks if task.role.name == ROLLOUT]
-        return not own or any(task.state != "given up" for task in own)
+    def were_ready(self) -> bool:
+        """Whether there are servers, and each has served."""
+        return bool(self.tasks) and all(task.ever_ready for task in self.tasks)
 
     def begin(self, task: Task) -> None:
         """Starts a server at its place, at the port that it had there before."""
         assert task.place is not None
         task.client = self._fleet.clients[task.place.node]
-        task.state = "starting"
+        task.state = "placed"
         if task.url is not None:
             self._start(task)
             return
         address, client = self._fleet.address(task.place.node), task.client
 
         def with_port(answer: Event) -> None:
-            if task.client is not client or task.state != "starting":
+            if task.client is not client or task.state != "placed":
                 return
             if "error" in answer:
                 raise ServerFailed(f"{task.name} on {task.node}: no port of {address}: {answer['error']}", EXIT_USAGE)

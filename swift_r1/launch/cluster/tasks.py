@@ -11,8 +11,8 @@ from swift_r1.launch.cluster.client import AgentClient
 from swift_r1.launch.cluster.placement import Place
 from swift_r1.launch.cluster.run_file import TRAIN, Role
 
-State = Literal["waiting", "starting", "ready", "running", "ended", "given up"]
-"""`starting` is a server that does not serve yet, `ready` one that does; `running` is training."""
+State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
+"""`placed` waits for a port; `starting`: a server does not serve yet; `ready`: it does; `running`: it trains."""
 SERVER_END_S = 15.0  # for a server to end after SIGTERM
 TRAIN_END_S = 180.0  # for training to end and save after SIGTERM, where nobody waits for it any more
 
@@ -73,7 +73,7 @@ class Task:
             "start",
             id=self.process,
             words=[node.python or self.client.about["python"], *words],
-            environ=environ,
+            environ={"PYTHONUNBUFFERED": "1"} | environ,
             cwd=node.folder or self.client.about["folder"],
             cpus=self.place.cpus,
             end_s=TRAIN_END_S if self.role.name == TRAIN else SERVER_END_S,

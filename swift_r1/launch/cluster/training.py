@@ -18,10 +18,10 @@ from swift_r1.errors import (
     EXIT_USAGE,
 )
 from swift_r1.launch.cluster.client import Event
-from swift_r1.launch.cluster.commands import device_variables, rank_variables, train_words
+from swift_r1.launch.cluster.commands import device_variables, rank_variables, server_file, train_words
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
-from swift_r1.launch.cluster.run_file import TRAIN, RunFile
+from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.tasks import Task
 from swift_r1.runtime.stopping import LAUNCHED
 
@@ -68,6 +68,7 @@ class Training:
         self._deadline: float | None = None
         self._codes: list[int] = []  # of those that ended before this ended the others
         self._ending_others = False
+        self._told: set[str] = set()  # addresses of rollout servers
         self._since = 0.0
         self._said_waiting = False
 
@@ -82,18 +83,20 @@ class Training:
         for task in self.tasks:
             assert task.place is not None
             task.client = self._fleet.clients[task.place.node]
-            task.state = "starting"
+            task.state = "placed"
         address, client = self._fleet.address(first.node), self.tasks[0].client
         assert client is not None
 
         def with_port(answer: Event) -> None:
-            if any(task.state != "starting" for task in self.tasks):
+            if any(task.state != "placed" for task in self.tasks):
                 return
             if "error" in answer:
                 self.code, self.why = EXIT_USAGE, f"no port of {address} on {first.node}: {answer['error']}"
                 return
             [port] = answer["ports"]
-            words = train_words(self._run, self._urls(), self._folder, self._resume or self.restarts > 0)
+            self.tell_servers()
+            resume = self._resume or self.restarts > 0
+            words = train_words(self._run, self._urls(), self._folder, resume, server_file(self._folder))
             for task in self.tasks:
                 assert task.place is not None and task.client is not None and task.client.about is not None
                 environ = {
@@ -107,6 +110,26 @@ class Training:
 
         client.ask("free_ports", with_port, count=1, host=address)
 
+    def tell_servers(self) -> None:
+        """Writes the addresses of the rollout servers for the nodes that train; those of others in the file stay."""
+        now = self._urls().get(ROLLOUT)
+        if now is None:
+            return
+        gone, first = sorted(self._told.difference(now)), not self._told
+        self._told.update(now)
+        for task in self.tasks:
+            if task.client is not None and task.client.about is not None:
+                # Relative to the folder in which training runs.
+                base = Path(task.client.node.folder or task.client.about["folder"])
+                path = str(base / server_file(self._folder))
+                if first:  # the file may be an earlier launch's
+                    task.client.ask("write", self._written, path=path, text="")
+                task.client.ask("lines", self._written, path=path, add=now, remove=gone)
+
+    def _written(self, answer: Event) -> None:
+        if "error" in answer:
+            self._changed(self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}")
+
     def restart(self, why: str) -> None:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
         self.again, self.why = True, why
@@ -116,8 +139,6 @@ class Training:
     def stop(self, number: int) -> bool:
         """Passes on a signal, after which they save and end; whether there is anything to wait for."""
         for task in self.tasks:
-            if task.state == "starting":  # not yet at its agent
-                task.state = "waiting"
             task.signal(number)
         return self.lives
 
@@ -128,6 +149,8 @@ class Training:
         if task.code is None:
             for other in self.tasks:
                 other.end(_KILL_S)
+                if other.state == "placed":
+                    other.state = "waiting"
         elif task.code != EXIT_OK and self._deadline is None:
             self._deadline = time.monotonic() + _SETTLE_S
         if task.code is None:
@@ -158,13 +181,12 @@ class Training:
         for task in self.tasks:
             task.state = "waiting"
         if interrupted is not None:
-            self.code = 128 + interrupted
-        elif asked:
-            self._again(self.why)
+            told = codes and not lost and code >= 0 and code not in _BY_SIGNAL
+            self.code = code if told else 128 + interrupted
         elif lost:
             self._after_loss(lost)
         elif any(one < 0 or one in _BY_SIGNAL for one in codes):
-            self._again("a signal ended it")
+            self._again(self.why if asked else "a signal ended it")
         elif code == EXIT_PORT_TAKEN:
             self._again("its port was taken meanwhile")
         elif code == EXIT_SERVER_UNREACHABLE and self._servers_were_ready():
