@@ -8,7 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
-NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus} Feature=small
+NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] {size}
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 PriorityTier=10
 """
@@ -70,8 +70,7 @@ class Slurm:
                 login=hosts[0].address,
                 nodes=nodes,
                 addresses=",".join(host.address for host in hosts[1:]),
-                cpus=CPUS,
-                gpus=GPUS,
+                size=f"CPUs={CPUS} RealMemory=8000 Gres=gpu:{GPUS} Feature=small",
                 grace=grace_s,
                 more=more,
             )
@@ -142,7 +141,7 @@ class Slurm:
             self.run("scancel", "--user=root", check=False)
         for name in sorted(self.running, reverse=True):  # nodes, munged, login
             process = self.running.pop(name)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGKILL if name.startswith("n") else signal.SIGTERM)
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -163,8 +162,3 @@ class Slurm:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-
-def environ_of_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a login shell has; nothing of a job that these tests themselves may run in."""
-    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
