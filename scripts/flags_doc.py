@@ -11,6 +11,7 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.arguments.forecast import ForecastArguments
+from swift_r1.arguments.launch import LaunchArguments
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
@@ -44,6 +45,7 @@ def page() -> str:
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
             parts += [f"### {group}\n", *map(_entry, members), ""]
     for command, cls in (
+        ("swift launch", LaunchArguments),
         ("swift sweep", SweepArguments),
         ("swift view", ViewArguments),
         ("swift why", WhyArguments),

@@ -54,8 +54,7 @@ def run(words: Sequence[str]) -> int:
     """
     if not words or is_flag(words[0]):
         raise UsageError("name the file first: swift launch run.yaml")
-    own, overrides = _split(words[1:])
-    args = parse_arguments(LaunchArguments, own)
+    args, overrides = _read_flags(words[1:])
     run_file = read_run_file(words[0], overrides)
     module = importlib.import_module(ENGINES[args.on])
     if hasattr(module, "hand_over"):
@@ -76,26 +75,30 @@ def run(words: Sequence[str]) -> int:
     return int(module.after(code)) if hasattr(module, "after") else code
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The launch's own words, and flags of `swift rlhf` with their values. Raises UsageError."""
+def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
+    """The launch's own flags, and those of `swift rlhf` with their values. Raises UsageError."""
     own, others = spellings(LaunchArguments), spellings(RlhfArguments)
     kept: list[str] = []
     overrides: dict[str, Any] = {}
     faults: list[str] = []
     for written, values in flags_with_values(LaunchArguments, words, faults):
         name = written.lstrip("-").replace("-", "_")
-        if name not in others:
-            of_rlhf = name not in own and not difflib.get_close_matches(name, own, n=1)
-            faults += [unknown_flag(RlhfArguments, written)] if of_rlhf else []
-            kept += [] if of_rlhf else [written, *values]
-            continue
-        try:
-            overrides[name] = from_words(others[name], values)
-        except (ValueError, UsageError) as error:
-            faults += error.faults if isinstance(error, UsageError) else [f"{written} {error}"]
+        if name in others:
+            try:
+                overrides[name] = from_words(others[name], values)
+            except (ValueError, UsageError) as error:
+                faults += error.faults if isinstance(error, UsageError) else [f"{written} {error}"]
+        elif name in own or difflib.get_close_matches(name, own, n=1):
+            kept += [written, *values]
+        else:
+            faults.append(unknown_flag(RlhfArguments, written))
+    try:
+        args = parse_arguments(LaunchArguments, kept)
+    except UsageError as error:
+        raise UsageError(*faults, *error.faults) from error
     if faults:
         raise UsageError(*faults)
-    return kept, overrides
+    return args, overrides
 
 
 def _folder(run_file: RunFile, resume: bool) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -63,8 +64,8 @@ class SshHosts:
         probe = [*self.hosts[0].enter, "ssh", "-F", str(self.config), "-o", "BatchMode=yes", f"gen{number}", "true"]
         until(lambda: subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode == 0, 20)
 
-    def processes(self, number: int) -> list[psutil.Process]:
-        """All on a host but its sshd."""
+    def processes(self, number: int, sshd: bool = False) -> list[psutil.Process]:
+        """All on a host but those of its sshd, which may not know that a connection is dead."""
         done = subprocess.run(
             ["ip", "netns", "pids", self.hosts[number].namespace],
             capture_output=True,
@@ -72,17 +73,23 @@ class SshHosts:
             timeout=20,
             check=True,
         )
-        daemon = self.daemons[number].pid if number in self.daemons else 0
         found = [psutil.Process(int(pid)) for pid in done.stdout.split() if psutil.pid_exists(int(pid))]
-        return living(one for one in found if one.pid != daemon)
+        return [one for one in living(found) if sshd or _name(one) not in ("sshd", "")]
 
     def kill(self, number: int) -> None:
         """The host dies with all that runs on it."""
         self.daemons.pop(number).kill()
-        while own := self.processes(number):
+        while own := self.processes(number, sshd=True):
             for one in own:
                 one.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
         for number in list(self.daemons):
             self.kill(number)
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty where it has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""

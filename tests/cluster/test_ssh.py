@@ -101,6 +101,15 @@ def test_a_host_without_a_network_trains_no_more(launch, ssh):
         ssh.hosts[2].plug_in()
 
 
+def test_training_goes_on_with_the_hosts_that_are_left(launch, ssh):
+    one = launch({"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}})
+    before = one.started("rlhf", 2)
+    ssh.kill(2)
+    [alone] = one.started("rlhf", after=before)
+    assert (alone["NNODES"], alone["words"][-2:]) == (None, ["--resume_from_checkpoint", "last"])
+    assert "training goes on from its last checkpoint on 1 of 2 nodes" in one.said
+
+
 def test_nothing_is_left_on_any_host(launch, ssh):
     one = launch(ROLES)
     one.started("rollout")

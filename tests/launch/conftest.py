@@ -112,7 +112,7 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
     def write(roles: Mapping[str, Any], model: str | Path = "m", **sections: Any) -> Path:
         content = {"rlhf": RLHF | {"model": str(model)} | sections.pop("rlhf", {}), "roles": dict(roles)} | sections
         path = tmp_path / "run.yaml"
-        path.write_text(yaml.safe_dump(content))
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
         return path
 
     return write

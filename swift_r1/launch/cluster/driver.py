@@ -15,8 +15,8 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.launch.cluster.client import AgentClient, Event
 from swift_r1.launch.cluster.engine import Engine
 from swift_r1.launch.cluster.fleet import Fleet
-from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
-from swift_r1.launch.cluster.run_file import ROLLOUT, SERVERS, TRAIN, RunFile
+from swift_r1.launch.cluster.placement import NoRoom, Place, place_roles
+from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.servers import Servers
 from swift_r1.launch.cluster.tasks import SERVER_END_S, Task
 from swift_r1.launch.cluster.training import Loss, Training
@@ -118,18 +118,13 @@ class Driver:
                 self._end()
 
     def _place_all(self) -> None:
-        rooms, taken = self.fleet.rooms(), list[Place]()
         try:
-            for name in (TRAIN, *SERVERS, ROLLOUT):
-                tasks = [task for task in self.tasks if task.role.name == name]
-                for task in tasks[:1]:
-                    places = find_places(task.role, len(tasks), rooms, taken)
-                    taken += places
-                    for one, place in zip(tasks, places, strict=True):
-                        one.place = place
+            places = place_roles(self.run_file.roles, self.fleet.rooms())
         except NoRoom as error:
             lost = [f"{name} could not be reached: {why}" for name, why in self.fleet.faults.items()]
             raise UsageError(*lost, str(error)) from error
+        for task in self.tasks:
+            task.place = places[task.role.name][task.number]
         for name, why in self.fleet.faults.items():
             self._say(f"{name} could not be reached, and is not needed now: {why}")
 

@@ -16,7 +16,7 @@ from swift_r1.launch.cluster.commands import (
     train_words,
 )
 from swift_r1.launch.cluster.engine import Engine, Node
-from swift_r1.launch.cluster.placement import NoRoom, Place, Room, find_places
+from swift_r1.launch.cluster.placement import NoRoom, Place, Room, place_roles
 from swift_r1.launch.cluster.run_file import ROLLOUT, SERVERS, TRAIN, RunFile
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT
 
@@ -32,13 +32,8 @@ def dry_run(run: RunFile, engine: Engine, environ: Mapping[str, str]) -> str:
         Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus)))) for name, node in nodes.items()
     ]
     lines = [f"# agent on {name}: {shlex.join(engine.command(node))}" for name, node in nodes.items()]
-    taken: list[Place] = []
-    places: dict[str, list[Place]] = {}
     try:
-        for name in (TRAIN, *SERVERS, ROLLOUT):
-            if name in run.roles:
-                places[name] = find_places(run.roles[name], run.roles[name].count, rooms, taken)
-                taken += places[name]
+        places = place_roles(run.roles, rooms)
     except NoRoom as error:
         raise UsageError(str(error)) from error
     urls: dict[str, list[str]] = {}

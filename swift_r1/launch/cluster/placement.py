@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swift_r1.launch.cluster.run_file import TRAIN, Role
+from swift_r1.launch.cluster.run_file import ROLLOUT, SERVERS, TRAIN, Role
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,17 @@ class Place:
 
 class NoRoom(Exception):
     """What is missing, and what is there."""
+
+
+def place_roles(roles: Mapping[str, Role], rooms: Sequence[Room]) -> dict[str, list[Place]]:
+    """Places for all roles: first those that may run only on some nodes, then training, then the others. Raises
+    NoRoom."""
+    order = [name for name in (TRAIN, *SERVERS, ROLLOUT) if name in roles]
+    places: dict[str, list[Place]] = {}
+    for name in sorted(order, key=lambda name: not roles[name].hosts):
+        taken = [place for own in places.values() for place in own]
+        places[name] = find_places(roles[name], roles[name].count, rooms, taken)
+    return places
 
 
 def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[Place]) -> list[Place]:

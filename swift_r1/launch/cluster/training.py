@@ -145,7 +145,8 @@ class Training:
     def ended(self, task: Task) -> None:
         """One has ended, or its node is gone."""
         if task.code != EXIT_OK:
-            self._changed(task, f"{task.ending}: {task.last_line}" if task.code is not None else task.ending)
+            shown = task is self.tasks[0] or task.code is None  # what it said last
+            self._changed(task, task.ending if shown else f"{task.ending}: {task.last_line}")
         if task.code is None:
             for other in self.tasks:
                 other.end(_KILL_S)
@@ -234,6 +235,7 @@ class Training:
             self.again = self._said_waiting = False
             fewer = f" on {count} of {wanted} nodes" if count < wanted else ""
             self._changed(self.tasks[0], f"{self.why}: training goes on from its last checkpoint{fewer}")
+            self.why = ""
             self.begin()
             return
         if not self._said_waiting:
