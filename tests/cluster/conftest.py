@@ -14,7 +14,7 @@ from tests.conftest import until
 from tests.hosts import Host, made_hosts
 
 NODES = 3
-STEPS = 8
+STEPS = 40  # at 0.4 s
 ROLES = {"train": {}, "rollout": {"replicas": 2}}
 
 

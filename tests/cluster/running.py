@@ -25,7 +25,7 @@ exec {sys.executable} "$@"
 STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/launch/stub.py "$@"\n'
 RLHF = {
     "rlhf_type": "grpo",
-    "external_plugins": str(REPO / "tests" / "e2e" / "digits_plugin.py"),
+    "external_plugins": str(REPO / "tests" / "cluster" / "slow_plugin.py"),
     "dataset": "counting#200",
     "reward_funcs": "digits",
     "per_device_train_batch_size": 8,

@@ -66,19 +66,17 @@ def test_the_warning_saves_and_the_queued_job_goes_on(slurm, on_slurm, tiny_mode
 
 def test_a_node_that_is_lost(slurm, on_slurm, tiny_model, undisturbed):
     """Its server comes back on one of the others, and the job goes on without the node."""
-    one = on_slurm(model=tiny_model, rlhf={"max_steps": 60, "save_steps": 1000}).start()
+    one = on_slurm(model=tiny_model, rlhf={"max_steps": STEPS}).start("--silence_timeout", "10")
     until(lambda: len(one.steps) >= 2, 120)
-    [lost] = [line.split("rollout-0 on n")[1][0] for line in one.said.splitlines() if "rollout-0 on n" in line][:1]
-    assert lost != "1"  # where the driver runs
-    slurm.kill_node(int(lost))
+    assert "rollout-0 on n2: serves" in one.said
+    slurm.kill_node(2)
     try:
-        one.says(f"n{lost} is gone")
-        one.says("rollout-0 on n", 60)
+        one.says("n2 is gone", 60)
         assert one.wait(300) == 0, one.said
-        assert one.steps == list(range(1, 61))
-        assert one.learned[: len(undisturbed)] == undisturbed
+        assert "rollout-0 on n1: serves" in one.said or "rollout-0 on n3: serves" in one.said
+        assert one.learned == undisturbed
     finally:
-        slurm.start_node(int(lost))
+        slurm.start_node(2)
 
 
 def test_ctrl_c_while_it_runs_saves(slurm, on_slurm, tiny_model):

@@ -282,7 +282,11 @@ def main() -> int:
     for one in (0, out):
         os.set_blocking(one, False)
     agent = Agent(silence_s, 0, out)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, signals
+    )  # Ray blocks SIGINT, and processes started here would inherit that
+    for number in signals:
         signal.signal(number, lambda received, _frame: _over(agent, received))
     if "told" in sys.argv[2:]:
         signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(agent, "warned", True))
