@@ -25,9 +25,9 @@ exec {sys.executable} "$@"
 STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/launch/stub.py "$@"\n'
 RLHF = {
     "rlhf_type": "grpo",
-    "external_plugins": str(REPO / "tests" / "cluster" / "slow_plugin.py"),
+    "external_plugins": [str(REPO / "tests" / name) for name in ("e2e/digits_plugin.py", "cluster/slow_plugin.py")],
     "dataset": "counting#200",
-    "reward_funcs": "digits",
+    "reward_funcs": "slow_digits",
     "per_device_train_batch_size": 8,
     "num_generations": 4,
     "max_completion_length": 12,
@@ -36,7 +36,6 @@ RLHF = {
     "logging_steps": 1,
     "report_to": "none",
     "torch_dtype": "float32",
-    "weight_transport": "http",
     "output_dir": "out",
     "add_version": False,
 }

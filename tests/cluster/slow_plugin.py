@@ -1,16 +1,14 @@
-"""The task of tests/e2e with a reward that takes its time: a run is long enough for what is done to it."""
+"""The reward of tests/e2e, but it takes its time: a run is long enough for what is done to it."""
 
 import time
-
-from tests.e2e.digits_plugin import Digits
 
 from swift.rewards import orms
 
 
-class SlowDigits(Digits):
+class SlowDigits(orms["digits"]):
     def __call__(self, completions, **kwargs):
         time.sleep(0.3)
         return super().__call__(completions, **kwargs)
 
 
-orms["digits"] = SlowDigits
+orms["slow_digits"] = SlowDigits

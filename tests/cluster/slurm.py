@@ -11,10 +11,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import until
-from tests.hosts import REPO, Host
+from tests.hosts import REPO, Host, shared_memory_of
 
 NEEDS = ("slurmctld", "slurmd", "munged", "srun")
 GPUS = 2  # of each node: character devices that are none
@@ -104,7 +105,7 @@ class Slurm:
     def start_node(self, number: int) -> None:
         name = f"n{number}"
         apart = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        named = ["sh", "-c", f'hostname {name}; exec "$@"', "sh"]
+        named = ["sh", "-c", f'hostname {name} && mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
         self._daemon(name, [*self.hosts[number].enter, *apart, *named, "slurmd", "-D", "-N", name])
 
     def kill_node(self, number: int) -> None:
@@ -116,6 +117,15 @@ class Slurm:
     def states(self) -> list[str]:
         listed = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%t", check=False)
         return sorted(listed.stdout.split())
+
+    def shared_memory(self) -> list[str]:
+        """What is in /dev/shm of any node."""
+        daemons = [one for name in self.running if name.startswith("n") for one in self._children(name)]
+        return [file for pid in daemons for file in shared_memory_of(pid)]
+
+    def _children(self, name: str) -> list[int]:
+        """Of `unshare`, which is outside of the node."""
+        return [one.pid for one in psutil.Process(self.running[name].pid).children()]
 
     def jobs(self) -> list[str]:
         return self.run("squeue", "-h", "-o", "%i %T").stdout.splitlines()

@@ -25,7 +25,7 @@ def on_slurm(slurm, launched):
 
     yield make
     slurm.run("scancel", "--user=root", check=False)
-    until(lambda: not slurm.jobs(), 60)
+    until(lambda: not slurm.jobs() and not slurm.shared_memory(), 60)
 
 
 def the_job(slurm):
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_be_is_said_in_a_line(on_slurm):
 
 
 def test_a_job_that_would_never_start(slurm, on_slurm):
-    one = on_slurm({"train": {"nodes": 5}}, python=STUB, rlhf={"weight_transport": "auto"}).start()
+    one = on_slurm({"train": {"nodes": 5}}, python=STUB).start()
     one.says(
         "waits: PartitionNodeLimit (it asks for more nodes than the partition gives, or has: it will not start)", 30
     )

@@ -283,9 +283,7 @@ def main() -> int:
         os.set_blocking(one, False)
     agent = Agent(silence_s, 0, out)
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, signals
-    )  # Ray blocks SIGINT, and processes started here would inherit that
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # as Ray has SIGINT; what is started here would inherit it
     for number in signals:
         signal.signal(number, lambda received, _frame: _over(agent, received))
     if "told" in sys.argv[2:]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from swift_r1.runtime.processes import last_line, say
 
 DEFAULT_WAIT_S = 600
 _SAY_S = 30.0
+_ANSWER_S = 10.0  # for the cluster's port
 _CALL_S = 60.0  # for a line to be passed on, and for an actor to start
 _END_S = 5.0
 _CHUNK = 1 << 16
@@ -196,6 +198,12 @@ def _connect(address: str) -> None:
         import ray
     except ImportError as error:
         raise UsageError("Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version") from error
+    if ":" in (given := os.environ.get("RAY_ADDRESS", "") if address == "auto" else address) and "://" not in given:
+        host, _, port = given.rpartition(":")
+        try:  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), _ANSWER_S).close()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"no Ray cluster at {given}: {error}") from error
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
