@@ -64,6 +64,7 @@ class Launch:
         interpreter.write_text(python)
         interpreter.chmod(0o755)
         own = {"python": str(interpreter)} | dict(sections.pop(self.engine, {}))
+        sections = {"environ": {"OMP_NUM_THREADS": "1"}} | sections  # the same sums everywhere, to the last bit
         content = {"rlhf": RLHF | {"model": str(model)} | dict(sections.pop("rlhf", {})), "roles": dict(roles)}
         (self.folder / "run.yaml").write_text(yaml.safe_dump(content | sections | {self.engine: own}))
 
