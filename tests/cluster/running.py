@@ -22,6 +22,7 @@ TINY = f"""#!/bin/sh
 if [ "$3" = rollout ]; then shift 3; exec {sys.executable} -m tests.launch.tiny_rollout "$@"; fi
 exec {sys.executable} "$@"
 """
+PLAIN = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/launch/stub.py "$@"\n'
 RLHF = {
     "rlhf_type": "grpo",

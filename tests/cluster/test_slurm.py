@@ -151,7 +151,7 @@ def test_no_sbatch(launched, tmp_path):
     done = one.once()
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "swift launch: there is no sbatch on this machine: start on a login node of the cluster, or --dry-run"
+        "swift launch: there is no sbatch on this machine: start on a login node of the cluster, or --dry_run"
     )
 
 

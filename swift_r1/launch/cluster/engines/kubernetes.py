@@ -1,4 +1,4 @@
-"""`--on kubernetes --dry-run`: a run as a JobSet, to be applied with kubectl.
+"""`--on kubernetes --dry_run`: a run as a JobSet, to be applied with kubectl.
 
 A JobSet needs its controller on the cluster. Jobs and Services of the core would need nothing, but would leave the
 servers with their GPUs running when training has ended, until somebody deletes them.
@@ -40,7 +40,7 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     manifest = render(run)
     if not dry_run:
         raise UsageError(
-            f"--on kubernetes only writes a manifest: swift launch {run.path} --on kubernetes --dry-run "
+            f"--on kubernetes only writes a manifest: swift launch {run.path} --on kubernetes --dry_run "
             "| kubectl apply --server-side -f -"
         )
     print(f"# kubectl create secret generic {_secret(run)} --from-literal=SWIFT_API_KEY=$(openssl rand -hex 16)")

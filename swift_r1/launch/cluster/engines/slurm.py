@@ -104,7 +104,7 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     if "SLURM_JOB_ID" in os.environ:
         return None
     if shutil.which("sbatch") is None:
-        raise UsageError("there is no sbatch on this machine: start on a login node of the cluster, or --dry-run")
+        raise UsageError("there is no sbatch on this machine: start on a login node of the cluster, or --dry_run")
     folder.mkdir(parents=True, exist_ok=True)
     submitted = _call("sbatch", "--parsable", stdin=script)
     if submitted.returncode:
