@@ -71,17 +71,17 @@ def agents_at_work(launch: Launch) -> list[psutil.Process]:
 @pytest.mark.timeout(2400)
 def test_thirty_killed_agents(launched, tiny_model, tmp_path, apart):
     """Each is that of a server or of training, at any moment; the run learns what an undisturbed one does."""
-    enter = ("nsenter", f"--mount=/proc/{apart}/ns/mnt")
+    enter = ("nsenter", f"--mount=/proc/{apart}/ns/mnt", "env")
     flags = {"max_steps": KILLED_STEPS, "save_steps": 1, "save_total_limit": 2}
-    calm = launched("local", enter)
+    calm = launched("local", (*enter, f"--chdir={tmp_path}/local-0"))
     calm.write(ROLES, tiny_model, rlhf=flags)
     assert calm.start().wait(400) == 0, calm.said
-    one = launched("local", enter)
+    one = launched("local", (*enter, f"--chdir={tmp_path}/local-1"))
     one.write(ROLES, tiny_model, rlhf=flags, local={"nodes": 3})
     one.start("--max_restarts", "1000")
     chance, kills, due = random.Random(27), dict.fromkeys(("rlhf", "rollout"), 0), 2
     while sum(kills.values()) < KILLS:
-        until(lambda: len(one.steps) and one.steps[-1] >= due, 200)
+        until(lambda due=due: one.steps and one.steps[-1] >= due, 200)
         time.sleep(chance.random() * 0.5)  # at any moment of the step
         victim = chance.choice(agents_at_work(one))
         below = [victim, *victim.children()]
