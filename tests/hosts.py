@@ -83,5 +83,14 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], capture_output=True, timeout=20, check=True)
 
 
+OWN_SHARED_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
+"""Words before those of a command that is to have a /dev/shm of its own, as on another machine."""
+
+
+def shared_memory_of(pid: int) -> list[str]:
+    """What a process has in its /dev/shm."""
+    return os.listdir(f"/proc/{pid}/root/dev/shm")
+
+
 def python(*words: str) -> list[str]:
     return [sys.executable, *words]

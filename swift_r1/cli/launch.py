@@ -71,7 +71,8 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(*faults)
     resume = run_file.args.resume_from_checkpoint == LAST
     folder = _folder(run_file, resume)
-    return _launch(run_file, engine, args, environ, folder, resume)
+    code = _launch(run_file, engine, args, environ, folder, resume)
+    return int(module.after(code)) if hasattr(module, "after") else code
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:

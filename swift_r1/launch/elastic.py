@@ -33,9 +33,10 @@ from swift_r1.errors import (
     EXIT_USAGE,
     SwiftError,
 )
-from swift_r1.launch.environment import LAUNCHED, WORKER_MODULE, has_gpu
+from swift_r1.launch.environment import WORKER_MODULE, has_gpu
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
 from swift_r1.runtime.processes import leave, say, stop_at_once
+from swift_r1.runtime.stopping import LAUNCHED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -249,6 +250,10 @@ def _limit_ending(soon: float, patience: float) -> None:
             say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
         deadline = time.monotonic() + (soon if told else patience or math.inf)
         told = True
+        if (
+            LAUNCHED in os.environ
+        ):  # where what ends a whole node may signal it too; the launch kills what is to end at once
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for one in ranks:
             one.send_signal(death_sig)
         while any(one.poll() is None for one in ranks) and time.monotonic() < deadline:

@@ -8,13 +8,14 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import until
-from tests.hosts import REPO, Host
+from tests.hosts import REPO, Host, shared_memory_of
 
 NEEDS = ("slurmctld", "slurmd", "munged", "srun")
 GPUS = 2  # of each node: character devices that are none
@@ -24,7 +25,7 @@ CONF = """\
 ClusterName=swift
 SlurmctldHost=login({login})
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -48,7 +49,7 @@ ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
-NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] CPUs={cpus} RealMemory=8000 Gres=gpu:{gpus}
+NodeName=n[1-{nodes}] NodeAddr={addresses} NodeHostname=n[1-{nodes}] {size}
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=60 PriorityTier=1 GraceTime={grace}
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=60 PriorityTier=10
 """
@@ -70,8 +71,7 @@ class Slurm:
                 login=hosts[0].address,
                 nodes=nodes,
                 addresses=",".join(host.address for host in hosts[1:]),
-                cpus=CPUS,
-                gpus=GPUS,
+                size=f"CPUs={CPUS} RealMemory=8000 Gres=gpu:{GPUS} Feature=small",
                 grace=grace_s,
                 more=more,
             )
@@ -105,7 +105,7 @@ class Slurm:
     def start_node(self, number: int) -> None:
         name = f"n{number}"
         apart = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        named = ["sh", "-c", f'hostname {name}; exec "$@"', "sh"]
+        named = ["sh", "-c", f'hostname {name} && mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
         self._daemon(name, [*self.hosts[number].enter, *apart, *named, "slurmd", "-D", "-N", name])
 
     def kill_node(self, number: int) -> None:
@@ -117,6 +117,15 @@ class Slurm:
     def states(self) -> list[str]:
         listed = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%t", check=False)
         return sorted(listed.stdout.split())
+
+    def shared_memory(self) -> list[str]:
+        """What is in /dev/shm of any node."""
+        daemons = [one for name in self.running if name.startswith("n") for one in self._children(name)]
+        return [file for pid in daemons for file in shared_memory_of(pid)]
+
+    def _children(self, name: str) -> list[int]:
+        """Of `unshare`, which is outside of the node."""
+        return [one.pid for one in psutil.Process(self.running[name].pid).children()]
 
     def jobs(self) -> list[str]:
         return self.run("squeue", "-h", "-o", "%i %T").stdout.splitlines()
@@ -142,7 +151,7 @@ class Slurm:
             self.run("scancel", "--user=root", check=False)
         for name in sorted(self.running, reverse=True):  # nodes, munged, login
             process = self.running.pop(name)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGKILL if name.startswith("n") else signal.SIGTERM)
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -163,8 +172,3 @@ class Slurm:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-
-def environ_of_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a login shell has; nothing of a job that these tests themselves may run in."""
-    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}

@@ -1,8 +1,9 @@
-"""`python -m swift_r1.launch.cluster.agent [SILENCE_S]`: starts processes on its node for a driver, and ends them.
+"""`python -m swift_r1.launch.cluster.agent [SILENCE_S [told]]`: starts processes on a node for a driver, and ends them.
 
 It speaks JSON lines on its standard input and output (`Agent` says which). Keys and variables travel there, never on a
 command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
-that it started, and whatever that has started, and itself. It is two processes: the first only waits, and ends what is
+that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an event:
+so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is
 left where the second was killed. Linux.
 """
 
@@ -69,7 +70,8 @@ class Agent:
         those that others have written. ping: answers nothing else.
     Events, each with `event`:
         hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
-        could not be started. answer: `ask`, and what was asked for or `error`. gone: it ends, and all of this with it.
+        could not be started. answer: `ask`, and what was asked for or `error`. warned: SIGTERM came. gone: it ends, and
+        all of this with it.
     """
 
     silence_s: float
@@ -79,6 +81,7 @@ class Agent:
     unsent: bytearray = field(default_factory=bytearray)
     received: bytearray = field(default_factory=bytearray)
     over: str | None = None
+    warned: bool = False
 
     def run(self) -> None:
         """Until the driver is gone; then nothing that was started is there any more."""
@@ -96,6 +99,9 @@ class Agent:
             if writable:
                 self.send()
             self.look()
+            if self.warned:
+                self.warned = False
+                self.tell("warned")
             if time.monotonic() - heard > self.silence_s:
                 self.over = f"nothing was heard for {self.silence_s:g} s"
         self.end()
@@ -276,8 +282,12 @@ def main() -> int:
     for one in (0, out):
         os.set_blocking(one, False)
     agent = Agent(silence_s, 0, out)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # as Ray has SIGINT; what is started here would inherit it
+    for number in signals:
         signal.signal(number, lambda received, _frame: _over(agent, received))
+    if "told" in sys.argv[2:]:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(agent, "warned", True))
     agent.run()
     if agent.over != "the driver is gone":
         say(str(agent.over), "launch agent")

@@ -79,6 +79,11 @@ class Driver:
     def tasks(self) -> list[Task]:
         return [*self.training.tasks, *self.servers.tasks]
 
+    @property
+    def _wants_servers(self) -> bool:
+        """While training has not ended: its last step, too, may need a server that has just been lost."""
+        return self.training.code is None and (self.interrupted is None or self.training.lives)
+
     def log(self, task: Task) -> Path:
         return self.logs / f"{task.name}.log"
 
@@ -130,7 +135,7 @@ class Driver:
             if time.monotonic() - self._looked >= _LOOK_S:
                 self._looked = time.monotonic()
                 self.fleet.look()
-                if self._begun and self.interrupted is None:
+                if self._begun and self._wants_servers:
                     self.servers.look()
                 if self._begun:
                     self.training.look(self.interrupted)
@@ -164,6 +169,10 @@ class Driver:
         elif kind == "answer":
             if not self._ending:
                 client.answered(event)
+        elif kind == "warned":
+            if self.interrupted is None:
+                self._say(f"{client.node.name} will be taken away soon")
+                self._signalled(signal.SIGTERM)
         else:
             task = next((one for one in self.tasks if one.client is client and one.process == event["id"]), None)
             if task is not None and kind == "output":
@@ -189,7 +198,7 @@ class Driver:
             return
         if task.role.name == TRAIN:
             self.training.ended(task)
-        elif self.interrupted is None and self.training.code is None:
+        elif self._wants_servers:
             self.servers.ended(task)
 
     def _output(self, task: Task, text: str) -> None:

@@ -26,6 +26,7 @@ class Node:
         gpus: that roles may use; None: as many as its agent finds. `cpus` alike.
         python: the interpreter there that has this package; None: the agent's own.
         folder: where commands run, relative paths of the flags begin, and logs are; None: where the agent runs.
+        roles: the only ones that it is for; empty: all.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Node:
     cpus: int | None = None
     python: str | None = None
     folder: str | None = None
+    roles: tuple[str, ...] = ()
 
 
 def agent_words(silence_s: float) -> list[str]:

@@ -107,7 +107,7 @@ class Fleet:
     def rooms(self) -> list[Room]:
         """Of the nodes that can be used, in the engine's order."""
         return [
-            Room(name, *_parts(client.node, client.about))
+            Room(name, *_parts(client.node, client.about), client.node.roles)
             for name, client in self.clients.items()
             if client.about is not None and name not in self.faults
         ]

@@ -10,11 +10,12 @@ from swift_r1.launch.cluster.run_file import ROLLOUT, SERVERS, TRAIN, Role
 
 @dataclass(frozen=True)
 class Room:
-    """What a node has: GPUs as CUDA_VISIBLE_DEVICES names them, and cores."""
+    """What a node has: GPUs as CUDA_VISIBLE_DEVICES names them, and cores; and the roles that it is for, if not all."""
 
     name: str
     gpus: tuple[str, ...]
     cpus: tuple[int, ...]
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[P
             (room, gpus, cpus)
             for room in rooms
             if room.name not in own_nodes and (not role.hosts or room.name in role.hosts)
+            if not room.roles or role.name in room.roles
             for gpus, cpus in [_free(room, others)]
             if len(gpus) >= role.gpus and len(cpus) >= (role.cpus or 0)
         ]

@@ -23,7 +23,7 @@ from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.tasks import Task
-from swift_r1.launch.environment import LAUNCHED
+from swift_r1.runtime.stopping import LAUNCHED
 
 _SETTLE_S = 60.0  # for the other nodes to end once one has failed
 _KILL_S = 10.0
