@@ -77,6 +77,8 @@ class Health:
             if self._closed:
                 self._see_off(session)
                 return
+            if not self.ready:
+                self._none_since = time.monotonic()
             self._wait_for(session)
 
     def leave(self, session: ServerSession) -> None:
@@ -177,7 +179,8 @@ class Health:
                     logger.info("waiting for a rollout server of %s: none is ready; %.0f s left", self._source, left_s)
                     self._next_report = time.monotonic() + _REPORT_EVERY_S
                 return
-            why = "; ".join(map(str, [*failed, *away])) or "it names none that was ready"
+            waited_for = [f"{one.url} was not ready" for one in self.sessions if one.failed is None]
+            why = "; ".join(map(str, [*failed, *(away or waited_for)])) or "it names none"
             raise ServerUnreachable(f"no rollout server of {self._source} came within {self._timeout_s:g} s ({why})")
         if len(failed) == len(self.sessions):
             raise failed[-1]
