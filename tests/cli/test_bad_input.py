@@ -167,15 +167,14 @@ def test_a_file_of_servers(good: dict[str, str], tmp_path: Path) -> None:
     flags = good | {"use_vllm": "true", "vllm_server_file": "servers.txt", "vllm_server_timeout": "1"}
     done = rlhf(flags | {"reward_funcs": "nope"}, tmp_path)
     assert done.code == 2 and len(done.lines) == 2
-    assert done.lines[1].endswith(
-        f"--vllm_server_file {tmp_path}/servers.txt cannot be read: No such file or directory"
-    )
-    (tmp_path / "servers.txt").write_text("# ours\nhttp://127.0.0.1:9\ngen2:8000\n")
+    file = tmp_path / "servers.txt"
+    assert done.lines[1].endswith(f"--vllm_server_file {file} cannot be read: No such file or directory")
+    file.write_text("# ours\nhttp://127.0.0.1:9\ngen2:8000\n")
     done = rlhf(flags, tmp_path)
     assert done.code == 2
     [line] = done.lines
-    assert line.endswith(f"{tmp_path}/servers.txt, line 3: 'gen2:8000' must begin with http:// or https://")
-    (tmp_path / "servers.txt").write_text("# none yet\n")
+    assert line.endswith(f"{file}, line 3: 'gen2:8000' must begin with http:// or https://")
+    file.write_text("# none yet\n")
     done = rlhf(flags, tmp_path)
     assert done.code == 3 and "torch" not in done.heavy
     assert done.lines[0].endswith("servers.txt: it names none; 1 s left") and "(it names none)" in done.lines[-1]
