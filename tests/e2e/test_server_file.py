@@ -126,3 +126,30 @@ def test_servers_join_leave_die_and_return_at_random(
     kinds = kinds_of(run)
     assert done.count("killed") >= 3 and kinds.count("server_joined") >= 3 <= kinds.count("server_left")
     assert ahead or written(run) == written(tmp_path / "calm")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("more", [{}, {"train_type": "lora", "lora_rank": 4}], ids=["whole", "adapters alone"])
+def test_vllm_servers_join_leave_and_return(
+    tiny_model: Path, launch_server: Any, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    flags = {"vllm_enable_lora": "true", "vllm_max_lora_rank": 8} if more else {}
+    urls = [launch_server(tiny_model, torch_dtype="float32", **flags).url for _ in range(2)]
+    train(tiny_model, tmp_path / "calm", 60, never, vllm_server_base_url=urls[0], **more)
+    listed = Listed(tmp_path / "servers.txt", urls[:1])
+    story = {3: urls, 14: urls[1:], 26: urls, 36: urls[:1], 46: []}
+
+    def change(step: int) -> None:
+        if step in story:
+            listed.write(story[step])
+        if step == 46:
+            until(lambda: kinds_of(run).count("server_left") == 3)
+            listed.write(urls[1:])
+
+    run = tmp_path / "run"
+    said = train(tiny_model, run, 60, change, vllm_server_file=listed.path, **more)
+    kinds = kinds_of(run)
+    assert kinds.count("server_joined") == 3 == kinds.count("server_left")
+    assert ("adapters alone go to the rollout server" in said) == bool(more)
+    assert written(run) == written(tmp_path / "calm")

@@ -31,7 +31,7 @@ from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from swift_r1.wire.server_file import parsed, ready_servers, server_file_faults
 from tests.conftest import until
-from tests.rollout.conftest import OneWeightABucket, learn, pool_of
+from tests.rollout.conftest import OneWeightABucket, learn, pool_of, push_weights
 
 WAIT_S = 60
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -125,12 +125,15 @@ def begin(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[...,
 
 
 def test_one_joins_gets_the_weights_and_a_part_of_the_round(
-    begin: Any, serve: Any, caplog: pytest.LogCaptureFixture
+    begin: Any, serve: Any, backend: OneWeightABucket, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="swift_r1")
     one, other = serve(), serve()
+    with RolloutClient(other) as client:  # another run's weights, under the number that this one's will have
+        push_weights(client, 1, [[(name, -w.detach()) for name, w in backend.model.named_parameters()]])
     run = begin(one)
     run.rollouts.publish_weights()
+    assert run.rollouts.weight_version == 1
     undisturbed = run.generated()
 
     def at_first(answers: int) -> None:
@@ -142,7 +145,7 @@ def test_one_joins_gets_the_weights_and_a_part_of_the_round(
     assert longer[: len(undisturbed)] == undisturbed and run.generated(at_first, count=40) == longer
     [newcomer] = [session for session in run.pool.sessions if session.url == other]
     assert newcomer.joined and newcomer.take_pace() > 0
-    assert f"the rollout server at {other} joins with weight version 1: 2 of 2 servers" in caplog.text
+    assert f"the rollout server at {other} joins with weight version 2: 2 of 2 servers" in caplog.text
     assert run.rollouts.take_metrics()["rollout/servers"] == 2
     # The first one leaves in a round: the other does what it has not answered.
     assert run.generated(lambda answers: run.follow(other) if answers == 2 else None) == undisturbed
