@@ -77,6 +77,8 @@ class Health:
             if self._closed:
                 self._see_off(session)
                 return
+            if not self.ready:
+                self._none_since = time.monotonic()
             self._wait_for(session)
 
     def leave(self, session: ServerSession) -> None:
@@ -177,7 +179,8 @@ class Health:
                     logger.info("waiting for a rollout server of %s: none is ready; %.0f s left", self._source, left_s)
                     self._next_report = time.monotonic() + _REPORT_EVERY_S
                 return
-            why = "; ".join(map(str, [*failed, *away])) or "it names none that was ready"
+            waited_for = [f"{one.url} was not ready" for one in self.sessions if one.failed is None]
+            why = "; ".join(map(str, [*failed, *(away or waited_for)])) or "it names none"
             raise ServerUnreachable(f"no rollout server of {self._source} came within {self._timeout_s:g} s ({why})")
         if len(failed) == len(self.sessions):
             raise failed[-1]
@@ -214,25 +217,29 @@ class Health:
                 self._take_in(session)
 
     def _wait_for(self, session: ServerSession) -> None:
-        name = f"restore {session.url}"
-        session.restoring = threading.Thread(target=self._restore, args=(session,), name=name, daemon=True)
-        session.restoring.start()
+        """Has a thread bring it back, unless it has left meanwhile."""
+        with self._changed:
+            if not session.left:
+                name = f"restore {session.url}"
+                session.restoring = threading.Thread(target=self._restore, args=(session,), name=name, daemon=True)
+                session.restoring.start()
 
     def _see_off(self, session: ServerSession) -> None:
         """Closes a session in a thread, once nobody works with it; all that work has deadlines. Under the lock."""
 
         def close() -> None:
-            for thread in (session.restoring, session.pushing):
-                if thread is not None:
-                    thread.join()
-            with self._changed:
-                while session.users:
-                    self._changed.wait(LOOK_S)
-            session.close()
-            with self._changed:
-                if self._leaving.get(session.url) is threading.current_thread():
-                    del self._leaving[session.url]
-                self._changed.notify_all()
+            try:
+                if session.restoring is not None:
+                    session.restoring.join()
+                with self._changed:
+                    while session.users:
+                        self._changed.wait(LOOK_S)
+                session.close()
+            finally:
+                with self._changed:
+                    if self._leaving.get(session.url) is threading.current_thread():
+                        del self._leaving[session.url]
+                    self._changed.notify_all()
 
         self._leaving[session.url] = threading.Thread(target=close, name=f"leave {session.url}", daemon=True)
         self._leaving[session.url].start()
