@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.launch.nodes import Nodes
+from swift_r1.runs.folder import newest_version
 from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
@@ -29,7 +29,6 @@ from swift_r1.runtime.processes import run_folder_held, say
 if TYPE_CHECKING:
     from swift_r1.runs.recorded import Replay
 
-_VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
@@ -53,13 +52,6 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
 def holds_run(folder: Path) -> str | None:
     """The name of something in `folder` that only a run leaves there; None where there is nothing."""
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
-
-
-def newest_version(base: Path) -> tuple[int, Path | None]:
-    """The highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
-    entries = base.iterdir() if base.is_dir() else ()
-    found = [(int(match[1]), entry) for entry in entries if (match := _VERSION.match(entry.name))]
-    return max(found, default=(-1, None))
 
 
 def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
