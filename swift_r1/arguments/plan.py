@@ -175,7 +175,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{args.per_device_train_batch_size} completions x {args.batch_processes} processes"
-        + (" that it began with" if args.batch_processes != plan.world_size else "")
+        + (" (at first)" if args.batch_processes != plan.world_size else "")
         + f" x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
         "steps per round": f"{args.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"

@@ -33,11 +33,24 @@ def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             flags = content["fingerprint"]["args"] if path.name == "run.json" else content["args"]
-            each = flags["per_device_train_batch_size"] * flags["steps_per_generation"]
-            return flags, flags["generation_batch_size"] // each
+            return flags, processes_of(flags)
         except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
             continue
     return None
+
+
+def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Completions of a round and of an optimizer step, and experts' answers of one, over all processes; of resolved
+    flags."""
+    counted = flags["gradient_accumulation_steps"] * processes_of(flags)
+    experts = flags["chord_sft_per_device_train_batch_size"] or 0
+    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * experts
+
+
+def processes_of(flags: Mapping[str, Any]) -> int:
+    """Those that the resolved flags are counted for."""
+    each = flags["per_device_train_batch_size"] * flags["steps_per_generation"]
+    return int(flags["generation_batch_size"] // each)
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -30,11 +30,12 @@ from swift_r1.training.checkpoint.saving import (
     rng_of,
     round_tensors_of,
 )
-from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng
+from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng, seed_everything
 from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.token_values import Recorded, StepTokens
+from swift_r1.wire.protocol import completion_seed
 
 _WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
 _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values", "teacher_logps", *_WIDE)
@@ -226,8 +227,11 @@ class Checkpoints:
         # Between rounds, the weights are published again under their old version.
         again = state.round is None
         self.rollouts.resume(state.weight_version - again)
-        if rng := rng_of(checkpoint, self.saver.ranks.rank):
+        rank, seed = self.saver.ranks.rank, int(state.fingerprint.args["seed"])
+        if rng := rng_of(checkpoint, rank):
             restore_rng(rng)
+        else:
+            seed_everything(completion_seed(seed, "rank", rank, state.step))
         published = -1 if again else state.published
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
 

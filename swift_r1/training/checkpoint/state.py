@@ -32,8 +32,8 @@ before an open round's first step belonged to ranks."""
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a resumed run must have too: every flag, the number of ranks, a hash of the training rows in order, and
-    the threads of a process, which decide the order of sums."""
+    """What a resumed run must have too: every flag, and a hash of the training rows in order. How many ranks computed
+    it, and the threads of each, decide the order of sums."""
 
     args: Mapping[str, Any]
     world_size: int
