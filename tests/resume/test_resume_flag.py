@@ -148,19 +148,15 @@ def test_other_processes_may_have_other_flags_for_the_same_batch(runs, finished,
 
 def test_moments_of_8_bits_stay_with_the_ranks_that_have_their_parts(runs, tmp_path):
     """In plain torch every rank has all of them."""
-    flags = SETTINGS | {"processes": 2, "per_device_train_batch_size": 4, "optim": "adamw_8bit"}
-    assert runs.run(tmp_path / "plain", **flags | {"max_steps": 2}).code == 0
-    ended = runs.run(tmp_path / "plain", resume_from_checkpoint="last", **flags | {"processes": 1})
-    assert ended.code == 2 and "--max_steps 2 became 4" in ended.said
-    more = {"processes": 1, "max_steps": 2, "save_steps": 1}
+    flags = {"processes": 2, "per_device_train_batch_size": 4, "optim": "adamw_8bit", "max_steps": 2, "save_steps": 1}
+    assert runs.run(tmp_path / "plain", **flags).code == 0
     shutil.rmtree(tmp_path / "plain" / "checkpoint-2")
-    ended = runs.run(tmp_path / "plain", resume_from_checkpoint="last", **flags | more)
+    ended = runs.run(tmp_path / "plain", resume_from_checkpoint="last", **flags | {"processes": 1})
     assert ended.code == 0 and "2 processes became 1" in ended.said
-    sharded = flags | {"fsdp": "fsdp2", "max_steps": 1}
-    assert runs.run(tmp_path / "sharded", **sharded).code == 0
-    for other in (sharded | {"processes": 3}, flags | {"deepspeed": "zero2", "max_steps": 1}):
+    assert runs.run(tmp_path / "sharded", **flags, fsdp="fsdp2").code == 0
+    for other in (flags | {"processes": 3, "fsdp": "fsdp2"}, flags | {"deepspeed": "zero2"}):
         ended = runs.run(tmp_path / "sharded", resume_from_checkpoint="last", resume_force="true", **other)
-        assert ended.code == 2 and ended.said.count("\n") < 60
+        assert ended.code == 2
         assert "has 8-bit moments (--optim adamw_8bit) in the parts of 2 processes of --fsdp fsdp2" in ended.said
 
 
