@@ -118,7 +118,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             kind: Kind = "resumed" if start.resumed else "started"
             where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
             if saved and saved.fingerprint.world_size != ranks.world_size:
-                where += f", on {ranks.world_size} processes ({saved.fingerprint.world_size} before)"
+                where += f", processes: {ranks.world_size} ({saved.fingerprint.world_size} before)"
             tell(kind, where, total_steps=plan.total_steps)
         trainer = _build(context, plan, data, eval_sizes, stop)
         if start.checkpoint is not None:

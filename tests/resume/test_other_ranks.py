@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from swift_r1.training.checkpoint.tensors import SavedTensors
 from tests.resume.conftest import Runs, happened
 from tests.resume.test_exact_resume import PPO, TAUGHT, cut_back
 
@@ -88,7 +90,10 @@ def test_a_killed_run_goes_on_with_fewer_and_with_more_processes(runs, undisturb
     assert "1 process became 3" in said and "--deepspeed None became zero3" in said
     assert_the_same_run(folder, undisturbed)
     marks = [text for kind, _, text in happened(folder) if kind == "resumed"]
-    assert marks == ["from checkpoint-6, on 1 processes (2 before)", "from checkpoint-12, on 3 processes (1 before)"]
+    assert marks == ["from checkpoint-6, processes: 1 (2 before)", "from checkpoint-12, processes: 3 (1 before)"]
+    generators = SavedTensors(folder / "checkpoint-14" / "state", "rng")
+    states = [generators(f"torch:{rank}") for rank in range(3)]
+    assert not any(torch.equal(states[one], states[other]) for one, other in ((0, 1), (1, 2), (0, 2)))
     args = json.loads((folder / "args.json").read_text())
     assert (args["world_size"], args["args"]["generation_batch_size"]) == (3, 16)
     assert args["plan"]["completions_per_optimizer_step"] == 8
@@ -109,6 +114,16 @@ def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, set
         ended = runs.run(folder, processes=processes, **flags)
         assert ended.code == 0 and f"2 processes became {processes}" in ended.said
         assert_the_same_run(folder, tmp_path / "run")
+
+
+def test_ranks_may_share_rows_and_weights_otherwise(runs, undisturbed, tmp_path):
+    for name, before, deepspeed in (("sequence_parallel_size", 1, "zero2"), ("zero_hpz_partition_size", None, "zero3")):
+        folder = cut_back(undisturbed, tmp_path / name, 9)
+        said = go_on(runs, folder, None, 2, deepspeed=deepspeed, **{name: 2})
+        assert f"--{name} {before} became 2" in said
+        assert_the_same_run(folder, undisturbed)
+    ended = runs.run(folder, processes=3, **RUN, sequence_parallel_size=2)
+    assert ended.code == 2 and "--sequence_parallel_size 2 does not divide the number of processes, 3" in ended.said
 
 
 @pytest.mark.long
