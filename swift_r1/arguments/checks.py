@@ -213,8 +213,9 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
     """The arithmetic of a round: completions, groups, micro-batches."""
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
         return  # only one of them may be given
-    micro_batch = args.per_device_train_batch_size * world.size
-    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
+    processes = args.counted_for(given, world.size)
+    micro_batch = args.per_device_train_batch_size * processes
+    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
     accumulation = args.gradient_accumulation_steps
     micro_batches = args.steps_per_generation or args.micro_batches_per_round
     if (size := args.generation_batch_size) is not None:
@@ -223,7 +224,7 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
             yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
-    elif (chosen := args.chosen_accumulation(given, world.size)) is not None:
+    elif (chosen := args.chosen_accumulation(given, processes)) is not None:
         accumulation = micro_batches = chosen
     if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
         micro_batches = accumulation

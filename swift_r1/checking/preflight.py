@@ -226,6 +226,7 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
             dtype=args.torch_dtype or config_dtype(args.model) or "float32",
             micro_batch=args.per_device_train_batch_size,
             accumulation=args.gradient_accumulation_steps,
+            step=args.completions_per_step,
             world_size=world.size,
             max_grad_norm=args.max_grad_norm,
         ),

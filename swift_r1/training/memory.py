@@ -135,7 +135,7 @@ def estimate(
         on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
-    tokens, predicted = _tokens(args, prompt)
+    tokens, predicted = _tokens(args, world_size, prompt)
     logits = _logits(shape, predicted, width, embedding_trained)
     phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
     if critic is not None:
@@ -147,13 +147,13 @@ def estimate(
     return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
 
 
-def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
+def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int]:
     """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
     size, group = args.per_device_train_batch_size, args.num_generations
     row = prompt + args.max_completion_length
     budget = args.max_tokens_per_micro_batch or size * row
     spread = args.sequence_parallel_size
-    step = size * args.gradient_accumulation_steps * spread
+    step = math.ceil(args.completions_per_step * spread / world_size)
     apart = step * row
     shared = step * args.max_completion_length + math.ceil(step / group) * prompt
     shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
