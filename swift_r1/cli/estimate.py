@@ -111,10 +111,11 @@ def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[Estimate
     known = spellings(EstimateArguments)
     written = (word.partition("=")[0].lstrip("-").replace("-", "_") for word in words[1:] if word.startswith("--"))
     given = {known[name].name for name in written if name in known}
+    from swift_r1.launch.cluster.run_file import TRAIN, with_addresses
+
     flags = {name: value for name, value in run_file.rlhf.items() if name not in given}
-    if "rollout" in run_file.roles:
-        flags = {"use_vllm": True, "vllm_server_base_url": [_ANY_SERVER]} | flags
-    train = run_file.roles["train"]
+    flags = with_addresses(flags, {name: [_ANY_SERVER] for name in run_file.roles if name != TRAIN})
+    train = run_file.roles[TRAIN]
     environ = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
     args = parse_arguments(EstimateArguments, [*as_words(flags), *words[1:]], environ)
     return args, World(train.processes, train.count)

@@ -27,6 +27,8 @@ from swift_r1.arguments.world import World
 PAGE_MODULE = "swift_r1.view.server"
 WORKER_MODULE = "swift_r1.training.worker"
 ELASTIC_MODULE = "swift_r1.launch.elastic"
+LAUNCHED = "SWIFT_R1_LAUNCHED"
+"""The variable that says that `swift launch` started this process, and reads its exit code."""
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
 _LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu")
 _GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Protocol
 from swift_r1.runtime.processes import last_line
 
 AGENT_MODULE = "swift_r1.launch.cluster.agent"
-AGENT_COMMAND = (sys.executable, "-m", AGENT_MODULE)
 _END_S = 5.0  # for the process of a pipe to end after its input has
 
 
@@ -26,12 +24,21 @@ class Node:
         name: of this node alone; the same one as long as it is the same node.
         address: at which other nodes reach it; None: what its agent says.
         gpus: that roles may use; None: as many as its agent finds. `cpus` alike.
+        python: the interpreter there that has this package; None: the agent's own.
+        folder: where commands run, relative paths of the flags begin, and logs are; None: where the agent runs.
     """
 
     name: str
     address: str | None = None
     gpus: int | None = None
     cpus: int | None = None
+    python: str | None = None
+    folder: str | None = None
+
+
+def agent_words(silence_s: float) -> list[str]:
+    """What follows the interpreter's name in the command of an agent that hears its driver at least so often."""
+    return ["-m", AGENT_MODULE, f"{silence_s:g}"]
 
 
 class AgentPipe(Protocol):

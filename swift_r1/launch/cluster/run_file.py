@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.fields import as_words, flag_specs, spellings
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
@@ -66,6 +67,7 @@ class RunFile:
         roles: by name; `train` is always there.
         options: of each engine that has a section.
         environ: variables of every process that is started.
+        args: `rlhf` as `swift rlhf` will read it, with addresses that stand for those of the servers.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class RunFile:
     roles: Mapping[str, Role]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
 
     def server_flags(self, role: str) -> Mapping[str, Any]:
         """Of `swift rollout` for the replicas of a role."""
@@ -88,7 +91,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
         UsageError: every fault of the file.
     """
     content = _load(Path(path))
-    faults = list(_unknown(content, _SECTIONS, "section"))
+    faults = list(unknown(content, _SECTIONS, "section"))
     sections = {name: _mapping(content, name, faults) for name in _SECTIONS}
     roles = {
         str(name): role
@@ -100,7 +103,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     elif TRAIN not in sections["roles"]:
         faults.append(f"roles: {TRAIN} is missing: who trains")
     rlhf = _named(RlhfArguments, sections["rlhf"] | dict(overrides or {}))
-    faults += _rlhf_faults(rlhf, roles)
+    args = _checked_rlhf(rlhf, roles, faults)
     servers = {}
     for name in (ROLLOUT, *SERVERS):
         given = _named(RolloutArguments, sections[name])
@@ -113,7 +116,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
     options = {name: sections[name] for name in ENGINES if name in content}
-    return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ)
+    return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
 
 
 def with_addresses(rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -177,7 +180,8 @@ def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[s
     return {str(key): one for key, one in value.items()}
 
 
-def _unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
+def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
+    """A line for each name that is not known, with the nearest one that is."""
     for name in given:
         if name not in (names := list(known)):
             near = difflib.get_close_matches(name, names, n=1)
@@ -186,13 +190,13 @@ def _unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[
 
 
 def _role(name: str, values: Any, faults: list[str]) -> Role | None:
-    found = list(_unknown([name], (TRAIN, ROLLOUT, *SERVERS), "role"))
+    found = list(unknown([name], (TRAIN, ROLLOUT, *SERVERS), "role"))
     if not found and not isinstance(values := {} if values is None else values, dict):
         found = [f"roles: {name} must be a mapping like {{gpus: 1}}, not {values!r}"]
     if not found:
         counts = "nodes" if name == TRAIN else "replicas"
         known = (counts, "gpus", *(("processes",) if name == TRAIN else ()), "cpus", "hosts")
-        found = [f"roles: {name}: {fault}" for fault in _unknown(map(str, values), known, "key")]
+        found = [f"roles: {name}: {fault}" for fault in unknown(map(str, values), known, "key")]
         for key in set(known[:-1]).intersection(values):
             least = 0 if key == "gpus" else 1
             if type(values[key]) is not int or values[key] < least:
@@ -232,32 +236,26 @@ def _server_faults(name: str, given: Mapping[str, Any], flags: Mapping[str, Any]
         yield f"{name}: model is missing: its server has one of its own"
         return
     own = {key: value for key, value in flags.items() if key not in _ADDRESSES}
-    yield from _faults_of(name, RolloutArguments, own, {})
-
-
-def _rlhf_faults(rlhf: Mapping[str, Any], roles: Mapping[str, Role]) -> Iterator[str]:
-    if not rlhf:
-        yield "rlhf is missing: the flags of swift rlhf"
-        return
-    own = {key: value for key, value in rlhf.items() if key not in _OF_THE_LAUNCH}
-    for key, why in _OF_THE_LAUNCH.items():
-        if key in rlhf and not (key == "resume_from_checkpoint" and rlhf[key] == "last"):
-            yield f"rlhf: {key}: {why}"
-    secret = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
-    for key in secret.keys() & (own.keys()):
-        yield f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs"
     try:
-        own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
+        parse_arguments(RolloutArguments, as_words(own), {})
     except UsageError as error:
-        yield from (f"rlhf: {fault}" for fault in error.faults)
-        return
+        yield from (f"{name}: {fault}" for fault in error.faults)
+
+
+def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]) -> RlhfArguments:
+    if not rlhf:
+        faults.append("rlhf is missing: the flags of swift rlhf")
+        return RlhfArguments()
+    own = {key: value for key, value in rlhf.items() if key not in _OF_THE_LAUNCH or value == LAST}
+    faults += [f"rlhf: {key}: {why}" for key, why in _OF_THE_LAUNCH.items() if key in rlhf and key not in own]
+    secret = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
+    for key in secret.keys() & own.keys():
+        faults.append(f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs")
     train = roles.get(TRAIN, Role(TRAIN))
     world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
-    yield from _faults_of("rlhf", RlhfArguments, own, world)
-
-
-def _faults_of(section: str, cls: type[Command], flags: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
     try:
-        parse_arguments(cls, as_words(flags), environ)
+        own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
+        return parse_arguments(RlhfArguments, as_words(own), world)
     except UsageError as error:
-        yield from (f"{section}: {fault}" for fault in error.faults)
+        faults += [f"rlhf: {fault}" for fault in error.faults]
+        return RlhfArguments()
