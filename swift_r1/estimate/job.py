@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,13 +18,23 @@ from swift_r1.errors import UsageError
 from swift_r1.estimate.chips import Chip
 from swift_r1.estimate.layout import DEFAULT_MAX_NUM_SEQS, WIDTHS, Job, Layout, Mode, ServerRole
 from swift_r1.estimate.model import model_of
-from swift_r1.estimate.work import CPU, GPU, Efficiency, Round
+from swift_r1.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.tracking.metrics import read_json_lines
 from swift_r1.training.memory import zero_of
 from swift_r1.training.micro_batches import LEAST_SAVING
 
 PROMPT_TOKENS = 256.0
+_MOST_ROWS = 20_000  # of completions.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a prompt and of a completion, on average, and ascending quantiles of the completions'."""
+
+    prompt: float
+    completion: float
+    quantiles: tuple[float, ...] = ()
 
 
 def assumed(chip: Chip) -> Efficiency:
@@ -38,8 +49,9 @@ def with_cores(chip: Chip, cores: float) -> Chip:
     return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
 
 
-def round_of(args: RlhfArguments, world_size: int, prompt: float, completion: float) -> Round:
-    """The work of a round of resolved arguments, with lengths on average."""
+def round_of(args: RlhfArguments, world_size: int, lengths: Lengths) -> Round:
+    """The work of a round of resolved arguments."""
+    prompt, completion = lengths.prompt, lengths.completion
     completions = int(args.generation_batch_size or args.per_device_train_batch_size * world_size)
     prompts = max(1, completions // args.num_generations)
     updated = args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps
@@ -55,6 +67,7 @@ def round_of(args: RlhfArguments, world_size: int, prompt: float, completion: fl
         updates=max(1, completions // updated) * args.num_iterations,
         iterations=args.num_iterations,
         shares_prompts=shares,
+        recorded=lengths.quantiles,
     )
 
 
@@ -63,14 +76,13 @@ def job_of(
     world_size: int,
     chip: Chip,
     use: Efficiency,
-    lengths: tuple[float, float] | None = None,
+    lengths: Lengths | None = None,
     run_file: RunFile | None = None,
 ) -> Job:
-    """What the flags ask; `lengths` of prompt and completion were measured. UsageError: a config cannot be read."""
-    measured_prompt, measured_completion = lengths or (None, None)
-    prompt = args.mean_prompt_length or measured_prompt or (args.max_length or 4 * PROMPT_TOKENS) / 4
-    completion = args.mean_completion_length or measured_completion or args.max_completion_length / 2
-    completion = min(completion, float(args.max_completion_length))
+    """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
+    known = lengths or Lengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
+    completion = min(args.mean_completion_length or known.completion, float(args.max_completion_length))
+    known = Lengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
     model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cores = usable_cores(run_file)
@@ -80,7 +92,7 @@ def job_of(
     return Job(
         args=args,
         model=model,
-        round=round_of(args, world_size, prompt, completion),
+        round=round_of(args, world_size, known),
         updated=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
         chip=with_cores(chip, ranks),
         server_chip=with_cores(chip, cores),
@@ -152,13 +164,8 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
-    lines = recorded_lines(folder)
     model = model_of(args.model)
-    completion = fmean(line["completions/mean_length"] for line in lines)
-    round_ = round_of(args, world_size, 1.0, completion)
-    passes = round_.updates / round_.iterations
-    computed = fmean(line["tokens_computed"] for line in lines) * passes
-    round_ = round_of(args, world_size, _prompt_tokens(args, world_size, computed, round_), completion)
+    round_ = round_of(args, world_size, _recorded_lengths(folder, args, world_size))
     job = Job(
         args=args,
         model=model,
@@ -176,10 +183,31 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     return job, layout_of(args, world_size)
 
 
-def _prompt_tokens(args: RlhfArguments, world_size: int, computed: float, round_: Round) -> float:
-    """Of one prompt, from the tokens that training computed: the prompts once a group, where that agrees with itself,
-    else once a completion."""
-    more = max(0.0, computed - round_.generated_tokens)
-    once = max(1.0, more / round_.prompts)
-    shared = round_of(args, world_size, once, round_.completion_tokens).shares_prompts
-    return once if shared else max(1.0, more / round_.completions)
+def _recorded_lengths(folder: Path, args: RlhfArguments, world_size: int) -> Lengths:
+    """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
+    prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
+    lines = recorded_lines(folder)
+    completion = fmean(line["completions/mean_length"] for line in lines)
+    once = round_of(args, world_size, Lengths(1.0, completion))
+    computed = fmean(line["tokens_computed"] for line in lines) * once.updates / once.iterations
+    more = max(0.0, computed - once.generated_tokens)
+    per_group, per_completion = max(1.0, more / once.prompts), max(1.0, more / once.completions)
+    rows = _rows(folder / "completions.jsonl")
+    if not rows:
+        shared = round_of(args, world_size, Lengths(per_group, completion)).shares_prompts
+        return Lengths(per_group if shared else per_completion, completion)
+    written = sum(len(str(row["completion"])) for row in rows) / max(1, sum(row["tokens"] for row in rows))
+    by_text = fmean(len(str(row["prompt"])) for row in rows) / max(written, 1e-3)
+    prompt = min((per_group, per_completion), key=lambda one: abs(one - by_text))
+    ends = sorted(float(row["tokens"]) for row in rows)
+    quantiles = tuple(ends[(2 * index + 1) * len(ends) // (2 * QUANTILES)] for index in range(QUANTILES))
+    return Lengths(prompt, completion, quantiles)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """The first completions of a run; none where the file is not there."""
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in islice(lines, _MOST_ROWS) if line.endswith("\n")]
+    return [row for row in rows if {"prompt", "completion", "tokens"} <= row.keys()]

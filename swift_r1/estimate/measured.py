@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 
 from swift_r1.estimate.chips import Chip
-from swift_r1.estimate.job import assumed, of_run, recorded_lines
+from swift_r1.estimate.job import Lengths, assumed, of_run, recorded_lines
 from swift_r1.estimate.layout import estimate_layout
 from swift_r1.estimate.work import Efficiency
 
 
-def seconds_of(folder: Path, updates: int = 1) -> Mapping[str, float]:
-    """Of a round of `updates` optimizer steps, on average: `generate`, `train` (with the log-probs before it), `push`,
-    `reward` and `step`. Where rounds were prefetched, `generate` is what the server took, not the wait for it."""
+def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], float] = median) -> Mapping[str, float]:
+    """Of a round of `updates` optimizer steps, the median (or another figure `of` all): `generate`, `train` (with the
+    log-probs before it), `push`, `reward` and `step`. Where rounds were prefetched, `generate` is what the server took,
+    not the wait for it."""
     lines = recorded_lines(folder)
     names = {"generate": "generate", "train": "train", "push": "sync", "reward": "reward", "step": "step"}
-    found = {name: updates * fmean(line.get(f"time/{logged}", 0.0) for line in lines) for name, logged in names.items()}
+    found = {name: updates * of(line.get(f"time/{logged}", 0.0) for line in lines) for name, logged in names.items()}
     ahead = [line["rollout/ahead_seconds"] for line in lines if line.get("rollout/ahead_seconds")]
-    return found | ({"generate": fmean(ahead)} if ahead else {})
+    return found | ({"generate": of(ahead)} if ahead else {})
 
 
-def read_measured(folder: Path, chip: Chip) -> Efficiency:
+def read_measured(folder: Path, chip: Chip, of: Callable[[Iterable[float]], float] = median) -> Efficiency:
     """The assumptions for this chip with the factors by which the run's phases took longer, or shorter. Raises
     UsageError: as `of_run`."""
     use = assumed(chip)
     job, layout = of_run(folder, chip, use)
     found = estimate_layout(job, layout)
-    seconds = seconds_of(folder, job.round.updates)
+    seconds = seconds_of(folder, job.round.updates, of)
 
     def factor(measured: float, predicted: float) -> float:
         return measured / predicted if measured > 0 and predicted > 0 else 1.0
@@ -43,7 +44,7 @@ def read_measured(folder: Path, chip: Chip) -> Efficiency:
     )
 
 
-def lengths_of(folder: Path, chip: Chip) -> tuple[float, float]:
-    """Tokens of a prompt and of a completion of the run, on average."""
+def lengths_of(folder: Path, chip: Chip) -> Lengths:
+    """Of the run's prompts and completions. Raises as `of_run`."""
     job, _ = of_run(folder, chip, assumed(chip))
-    return job.round.prompt_tokens, job.round.completion_tokens
+    return Lengths(job.round.prompt_tokens, job.round.completion_tokens, job.round.recorded)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swift_r1.estimate.chips import Chip
 from swift_r1.estimate.model import Model
-from swift_r1.estimate.work import Efficiency, Round, alive, lengths
+from swift_r1.estimate.work import Efficiency, Round, alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def generate_seconds(
     seconds = waiting * round_.completion_tokens / batch * full
     if not overlapped:
         past = 0.0
-        for tokens, share in alive(lengths(round_.completion_tokens, round_.longest)):
+        for tokens, share in alive(round_.lengths):
             context = round_.prompt_tokens + past + tokens / 2
             # The cache of those that are left may be more than fits, but not for longer than this stretch.
             seconds += tokens * decode_seconds(model, chip, server, use, max(1.0, batch * share), context)

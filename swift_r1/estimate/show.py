@@ -76,6 +76,7 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
 def assumptions(job: Job) -> list[str]:
     """What the figures rest on."""
     round_, chip, use = job.round, job.chip, job.use
+    shape = "; lengths as recorded" if round_.recorded else ""
     factors = (use.generate_factor, use.train_factor, use.push_factor)
     measured = (
         f"; measured over these: generate x {factors[0]:.2f}, train x {factors[1]:.2f}, push x {factors[2]:.2f}"
@@ -85,7 +86,7 @@ def assumptions(job: Job) -> list[str]:
     reward = "rewards take no time here (--measured knows)" if not use.reward_seconds else ""
     return [
         f"a round: {round_.prompts} prompts of {round_.prompt_tokens:,.0f} tokens x {round_.group} completions of "
-        f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}), {round_.updates} optimizer steps",
+        f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}{shape}), {round_.updates} optimizer steps",
         f"{chip.name}: {chip.flops / 1e12:,.4g} TFLOP/s, {chip.bandwidth / 1e12:.3g} TB/s, {chip.memory / GIB:.0f} "
         f"GiB, {chip.intra_node / 1e9:g} and {chip.inter_node / 1e9:g} GB/s in and between machines ({chip.source})",
         f"assumed shares of these: training {use.train:.0%}, log-probs and prefill {use.forward:.0%}, decoding "

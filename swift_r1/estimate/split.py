@@ -21,11 +21,12 @@ class Split:
 
 
 def best_split(job: Job, gpus: int, most: int = 5) -> Split:
-    """Layouts of at most `gpus` GPUs, `most` of them with different divisions.
+    """Layouts of at most `gpus` GPUs, those of judge and teacher among them; the `most` best.
 
     Trainers are on one machine or on whole ones; a replica is in one machine, or on whole ones if the model needs it.
     GPUs may be left over, so that more of them are never slower.
     """
+    gpus -= sum(role.replicas * role.tensor_parallel for role in job.others)
     found, tried = dict[tuple[int, str, int, int], Estimate](), 0
     for layout in layouts(job, gpus):
         tried += 1

@@ -20,6 +20,7 @@ class Round:
         updates: optimizer steps, over all iterations.
         iterations: how often each completion is trained on.
         shares_prompts: a group's prompt is computed once in training too.
+        recorded: ascending quantiles of recorded lengths, where there are any.
     """
 
     prompts: int
@@ -30,6 +31,7 @@ class Round:
     updates: int = 1
     iterations: int = 1
     shares_prompts: bool = False
+    recorded: tuple[float, ...] = ()
 
     @property
     def completions(self) -> int:
@@ -38,6 +40,14 @@ class Round:
     @property
     def generated_tokens(self) -> float:
         return self.completions * self.completion_tokens
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Ascending quantiles of the lengths of completions: the recorded ones, stretched to the mean, or assumed."""
+        if not self.recorded:
+            return lengths(self.completion_tokens, self.longest)
+        stretch = self.completion_tokens * len(self.recorded) / sum(self.recorded)
+        return tuple(min(self.longest, one * stretch) for one in self.recorded)
 
     @property
     def trained_tokens(self) -> float:
