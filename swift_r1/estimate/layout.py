@@ -22,6 +22,7 @@ from swift_r1.estimate.phases import (
 )
 from swift_r1.estimate.wire import completion_bytes, delta_bytes, push_seconds, whole_bytes
 from swift_r1.estimate.work import Efficiency, Round
+from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.memory import GIB, MemoryEstimate, estimate, zero_of
 
 Mode = Literal["server", "colocate", "embedded"]
@@ -189,8 +190,8 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
     args = replace(job.args, per_device_train_batch_size=micro, gradient_accumulation_steps=-(-own // micro))
     _, offload = zero_of(job.args)
     critic = None if job.critic is None else job.critic.shape
-    gpu = not job.chip.is_cpu
-    return estimate(args, job.model.shape, ranks, _CONTEXT, stage, offload=offload, gpu=gpu, critic=critic)
+    gpu, fsdp = not job.chip.is_cpu, read_fsdp(args.fsdp) if args.fsdp else None
+    return estimate(args, job.model.shape, ranks, _CONTEXT, stage, offload=offload, gpu=gpu, critic=critic, fsdp=fsdp)
 
 
 def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> Server:

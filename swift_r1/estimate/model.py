@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 from swift_r1.models.shape import ModelShape, shape_of
 
@@ -78,10 +79,16 @@ class Model:
 
 
 def model_of(path: str) -> Model:
-    """Of a model folder with a config.json (weights are not needed), or of such a file. Raises UsageError: there is
+    """Of a model folder with a config.json (weights are not needed), of such a file, or of a hub id whose config was
+    downloaded before. Raises UsageError: there is
     none, or it is of no model."""
     folder = Path(path).expanduser()
     file = folder if folder.is_file() else folder / "config.json"
+    if not folder.exists() and is_hub_id(path):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(path, "config.json")
+        file = Path(cached) if isinstance(cached, str) else file
     try:
         config: Any = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

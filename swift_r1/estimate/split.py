@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swift_r1.estimate.layout import Estimate, Job, Layout, estimate_layout, server_of, trainer_memory
 from swift_r1.training.memory import GIB
 
-_STAGES: tuple[int, ...] = (1, 2, 3)
+_STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,11 @@ def layouts(job: Job, gpus: int) -> Iterator[Layout]:
     """All that are tried."""
     sizes = _tensor_parallel(job, gpus)
     for ranks in _rank_counts(job, gpus):
-        stages = [None] if ranks == 1 else [stage for stage in _STAGES if _fits(job, ranks, stage)]
+        stages = (
+            [None]
+            if ranks == 1
+            else [stage for stage in ((3,) if job.args.fsdp else _STAGES) if _fits(job, ranks, stage)]
+        )
         for stage in stages:
             for size in sizes:
                 replicas = (gpus - ranks) // size
