@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,6 +110,7 @@ def train(case: Case, model: Path, folder: Path, address: Sequence[str]) -> None
     words = [*SWIFT, "rlhf", *FLAGS, "--model", str(model), "--output_dir", str(folder), *engine, *case.flags]
     words += ["--per_device_train_batch_size", str(case.completions // case.ranks)]
     words += ["--max_completion_length", str(case.tokens)]
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short
     with folder.with_suffix(".log").open("wb") as log:
         environ = os.environ | {"NPROC_PER_NODE": str(case.ranks)}
         if subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=environ).returncode:

@@ -19,6 +19,19 @@ def test_a_row_is_plausible(chip: Chip) -> None:
         assert 20 < chip.flops / chip.bandwidth < 500  # FLOP per byte: where decoding turns from memory to arithmetic
 
 
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
+def test_the_page_has_the_row(chip: Chip) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "estimate.md").read_text()
+    figures = (
+        chip.flops / 1e12,
+        chip.bandwidth / 1e12,
+        chip.memory / 1e9,
+        chip.intra_node / 1e9,
+        chip.inter_node / 1e9,
+    )
+    assert f"| `{chip.name}` | {' | '.join(f'{one:g}' for one in figures)} |" in page
+
+
 def test_names_and_files(tmp_path: Path) -> None:
     assert chip_of("H100") is CHIPS["h100"]
     file = tmp_path / "mine.yaml"

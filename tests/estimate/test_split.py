@@ -11,7 +11,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.estimate.chips import chip_of
 from swift_r1.estimate.job import job_of
 from swift_r1.estimate.layout import Job, Layout, estimate_layout, trainer_memory
-from swift_r1.estimate.split import best_split
+from swift_r1.estimate.split import best_split, layouts
 from swift_r1.estimate.work import GPU
 from tests.estimate.conftest import HUGE, folder_of
 
@@ -32,6 +32,12 @@ def test_more_gpus_are_never_slower(model_folder: Path, more: tuple[str, ...]) -
     steps = [best_split(asked, gpus).best[0].step for gpus in (8, 12, 16, 24, 32, 64, 128)]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 2 * steps[-1]
+
+
+def test_fewer_replicas_are_tried(model_folder: Path) -> None:
+    """By http each is sent the weights, so that more of them may be slower."""
+    tried = (one for one in layouts(job(model_folder), 64) if one.mode == "server" and one.tensor_parallel == 1)
+    assert {one.replicas for one in tried if one.ranks == 8} == {56, 28, 14, 7, 3, 1}
 
 
 def test_a_better_chip_is_never_slower(model_folder: Path) -> None:
