@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.estimate import EstimateArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.arguments.forecast import ForecastArguments
@@ -60,6 +61,8 @@ def page() -> str:
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
     parts.append("\n## `swift forecast`\n\nThe flags of `swift rlhf`, and:\n")
     parts += [_entry(spec) for spec in flag_specs(ForecastArguments).values() if spec.group == "Forecast"]
+    parts.append("\n## `swift estimate`\n\nThe flags of `swift rlhf`, of which only `--model` is required, and:\n")
+    parts += [_entry(spec) for spec in flag_specs(EstimateArguments).values() if spec.group == "Estimate"]
     parts += ["", _OTHERS, *_others()]
     return "\n".join([*parts, ""])
 

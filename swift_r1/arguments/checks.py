@@ -14,6 +14,7 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+NO_SERVER = "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
 _CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
@@ -194,10 +195,7 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
             yield "--sleep_level is for a server that shares the trainer's GPUs: with it give --vllm_server_base_url"
         return
     if not urls and not hosts:
-        yield (
-            "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode "
-            "colocate"
-        )
+        yield NO_SERVER
         return
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
         yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
