@@ -14,7 +14,9 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
-NO_SERVER = "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
+NO_SERVER = (
+    "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
+)
 _CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
