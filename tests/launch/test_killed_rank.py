@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from swift_r1.errors import EXIT_RANK_KILLED, EXIT_RUN_FAILED
-from swift_r1.launch.environment import LAUNCHED
+from swift_r1.runtime.stopping import LAUNCHED
 from tests.conftest import REPO
 
 SCRIPT = """
