@@ -22,6 +22,7 @@ from swift_r1.launch.cluster.dry_run import dry_run
 from swift_r1.launch.cluster.engines import ENGINES
 from swift_r1.launch.cluster.run_file import RunFile, read_run_file
 from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
+from swift_r1.runs.folder import newest_version
 from swift_r1.runtime.processes import run_folder_held
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
