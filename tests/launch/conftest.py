@@ -65,6 +65,10 @@ class Launch:
         own = psutil.Process(self.process.pid).children()
         return [one for one in own if "swift_r1.launch.cluster.agent" in one.cmdline()]
 
+    def agent(self, started: Mapping[str, Any]) -> psutil.Process:
+        """The first process of the agent that started a stub."""
+        return next(one for one in psutil.Process(started["pid"]).parents() if one in self.agents())
+
     def started(
         self, command: str, count: int = 1, after: Sequence[Mapping[str, Any]] = (), within_s: float = 60.0
     ) -> list[dict[str, Any]]:

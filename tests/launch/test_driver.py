@@ -105,17 +105,18 @@ def test_a_second_signal_ends_at_once(launch):
 def test_nothing_is_left_behind(launch, who):
     one = launch(TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2})
     one.started("rollout", 2)
-    one.started("rlhf", 2)
-    below, agents = one.below(), one.agents()
-    assert len(agents) == 2 and len(below) >= 12
+    trainers = one.started("rlhf", 2)
+    below = one.below()
+    assert len(one.agents()) == 2 and len(below) >= 12
     if who == "driver":
         one.process.kill()
         one.process.wait(10)
         wait_until_gone(below, 40)
         return
-    [inner] = agents[0].children()
+    agent = one.agent(next(one for one in trainers if one["NODE_RANK"] == "0"))
+    [inner] = agent.children()
     own = [inner, *inner.children(recursive=True)]
-    (inner if who == "agent" else agents[0]).kill()
+    (inner if who == "agent" else agent).kill()
     wait_until_gone(own, 40)
     assert one.wait() == 5
     assert "local-0 is gone" in one.said
@@ -127,7 +128,7 @@ def test_a_lost_node_that_trained(launch, policy, nodes, ranks):
     before = one.started("rlhf", 2)
     assert {trainer["NODE_RANK"] for trainer in before} == {"0", "1"}
     one.started("rollout")
-    one.agents()[1].children()[0].kill()
+    one.agent(before[0]).children()[0].kill()
     after = one.started("rlhf", 2, after=before)
     assert {trainer["NNODES"] for trainer in after} == {ranks}
     assert all("last" in trainer["words"] for trainer in after)

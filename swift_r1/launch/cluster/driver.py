@@ -54,7 +54,7 @@ class Driver:
         self.fleet = Fleet(engine, self._events, args.silence_timeout)
         self.interrupted: int | None = None
         self._looked = 0.0
-        self._begun = self._ending = False
+        self._begun = self._ending = self._at_once = False
         shared = dict(environ)
         self.servers = Servers(
             run, self.fleet, shared, args.max_restarts, self.log, self.taken, self._became, self._moved
@@ -82,7 +82,8 @@ class Driver:
     @property
     def _wants_servers(self) -> bool:
         """While training has not ended: its last step, too, may need a server that has just been lost."""
-        return self.training.code is None and (self.interrupted is None or self.training.lives)
+        waits = self.training.lives and not self._at_once
+        return self.training.code is None and (self.interrupted is None or waits)
 
     def log(self, task: Task) -> Path:
         return self.logs / f"{task.name}.log"
@@ -227,6 +228,7 @@ class Driver:
     def _signalled(self, number: int) -> None:
         if self.interrupted is not None or self._ending:
             self._say("everything ends at once")
+            self._at_once = True
             for task in self.tasks:
                 task.end(0)
             return
