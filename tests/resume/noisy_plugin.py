@@ -1,8 +1,9 @@
 """The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may, and a
 sampler that follows it.
 
-A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer (with
-`"after"`, once that file is there), and then wait for ever if there is a file `hang`. A file `slow` holds the seconds that each call takes.
+A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer
+(with `"after"`, once that file is there), and then wait for ever if there is a file `hang`. A file `slow` holds the
+seconds that each call takes.
 """
 
 import json
