@@ -23,7 +23,7 @@ class RayCluster:
     """`tests/cluster/ray_cluster.py` on a host."""
 
     def __init__(self, host: Host, log: Path) -> None:
-        self.enter = host.enter
+        self.enter, self.killed = host.enter, False
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*host.enter, *OWN_SHARED_MEMORY, sys.executable, "-m", "tests.cluster.ray_cluster"],
@@ -43,6 +43,7 @@ class RayCluster:
     def kill(self, node: str) -> None:
         """Its daemon and all that runs on it, at once; nobody is told."""
         self._ask(f"kill {node}")
+        self.killed = True
 
     def stop(self) -> None:
         self.process.stdin.close()
@@ -80,7 +81,14 @@ def on_ray(ray_cluster, launched):
         return one
 
     yield make
-    until(lambda: not shared_memory_of(ray_cluster.process.pid), 60)
+    pid = ray_cluster.process.pid
+    if ray_cluster.killed:  # the nodes share one /dev/shm, and nobody could tidy up on a machine that died
+        ray_cluster.killed = False
+        print(f"left by a node that was killed: {shared_memory_of(pid)}")
+        subprocess.run(
+            ["nsenter", f"--mount=/proc/{pid}/ns/mnt", "find", "/dev/shm", "-mindepth", "1", "-delete"], check=True
+        )
+    until(lambda: not shared_memory_of(pid), 60)
 
 
 def node_of(ray_cluster, launch, task):
