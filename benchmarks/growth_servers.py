@@ -6,10 +6,10 @@ of the weights, and of waiting.
     python benchmarks/growth_servers.py --sizes 8 32 128 512 1024 --weight_fanout 0
 
 The servers are on this host, all in one other process: real ones over an engine that answers without a model, or
-(`--servers light`) those of `light_servers.py`, of which this machine can have 1,024. The figures are rank 0's own, in a
-new process for each size. A round is `--requests` requests of 16 completions of 64 tokens; waiting is what it costs while
-each server has one request that takes 12 s. `balance` is the busiest server's share of the completions times the number
-of servers: 1 is even.
+(`--servers light`) those of `light_servers.py`, of which this machine can have 1,024. The figures are rank 0's own, in
+a new process for each size. A round is `--requests` requests of 16 completions of 64 tokens; waiting is what it costs
+while each server has one request that takes 12 s. `balance` is the busiest server's share of the completions times the
+number of servers: 1 is even.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def main() -> int:
     shapes = {f"w{number}": (int(args.bucket_mb * 1e6) // 4,) for number in range(BUCKETS)}
     for count in args.sizes:
         pipe, other = context.Pipe()
-        ours = (serve, (count, shapes, other)) if args.servers == "real" else (serve_light, (count, GROUP, TOKENS, other))
+        ours = (
+            (serve, (count, shapes, other)) if args.servers == "real" else (serve_light, (count, GROUP, TOKENS, other))
+        )
         server = context.Process(target=ours[0], args=ours[1], daemon=True)
         server.start()
         if not pipe.poll(WAIT_S):

@@ -1,7 +1,7 @@
 """Any number of rollout servers without a model, all in one process: what `growth_servers.py` has a trainer talk to.
 
-They speak what a trainer asks in a run: health, info, lease, updates by HTTP, relays and rollouts. Nothing is checked or
-kept, and a relayed bucket is only counted: no bytes move between them. 1,024 real servers need 24 GB, these 0.1 GB.
+They speak what a trainer asks in a run: health, info, lease, updates by HTTP, relays and rollouts. Nothing is checked,
+weights are not kept, and of what one server is to pass on to another no byte moves.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ async def _talk(server: LightServer, reader: asyncio.StreamReader, writer: async
             headers = dict(line.lower().split(": ", 1) for line in lines if line)
             body = await reader.readexactly(int(headers.get("content-length", 0)))
             answer = (await server.answered(method, path, headers, body)).encode()
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer))
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(answer)
+            )
             writer.write(answer)
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):

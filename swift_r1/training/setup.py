@@ -248,7 +248,7 @@ def open_rollouts(
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
         sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
-        pool = ServerPool(sessions, timeout, transport, compare, context.spans, context.tell)
+        pool = ServerPool(sessions, timeout, transport, compare, args.weight_fanout, context.spans, context.tell)
         context.cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
         if args.sleep_level and not pool.first.can_sleep:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.weights.buckets import Tensors, content_hash, entries_digest, parts_of
-from swift_r1.weights.snapshot import SnapshotBucket
+from swift_r1.weights.snapshot import SnapshotBucket, SnapshotReader, Superseded
 from swift_r1.weights.transport import (
     AUTO,
     HTTP,
@@ -33,6 +34,7 @@ from swift_r1.weights.transport import (
     usable_folder,
     write_file,
 )
+from swift_r1.weights.tree import Link
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import QUICK_S, WORK_S, Answer, RolloutClient
 from swift_r1.wire.protocol import NOT_NOW, ServerRefused
@@ -45,6 +47,7 @@ _NO_SUCH_BASE = (409, 413, 422)  # how a server refuses a change to what it does
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
+_NOT_PASSED_ON = 502
 
 Bucket = Tensors | SnapshotBucket
 
@@ -91,7 +94,8 @@ class WeightWriter:
         )
         self.policy = policy
         self.transport: str | None = None  # of the last version
-        self.sent_bytes = 0  # of all buckets, also those through shared memory
+        self.sent_bytes = 0  # of all buckets from here, also those through shared memory
+        self.takes_relays = True  # other servers reach this one, as far as is known
         self.nccl = NcclSender(client, self.headers)
         self._closed = threading.Event()
         self._renewals: threading.Thread | None = None
@@ -158,6 +162,7 @@ class WeightWriter:
         buckets: Iterable[Bucket],
         transport: str = AUTO,
         adapter: wire.AdapterConfig | None = None,
+        link: Link | None = None,
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
@@ -171,19 +176,23 @@ class WeightWriter:
             transport: `http`, `shm`, `nccl`, `ipc` (out of the memory of a GPU that the engine sees too), or `auto`:
                 through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
+            link: the server's place in a tree, see there. What does not come from its parent is sent from here.
 
         Raises:
             ServerRefused: the server then serves the old version, or says that it is not ready.
             ServerUnreachable: the connection broke.
         """
-        push = _Push(version)
+        link = link or Link(self.client, self.token)
+        push = _Push(version, link, link.parent)
         try:
             return self._push(push, buckets, transport, adapter)
         except ServerRefused as refused:
             if not push.changes or refused.status not in _NO_SUCH_BASE:
                 raise
             logger.warning("%s: sending all weights", refused)
-            return self._push(_Push(version, whole=True), buckets, transport, adapter)
+            return self._push(_Push(version, link, whole=True), buckets, transport, adapter)
+        finally:
+            link.tell(False)
 
     def sleep(self, level: int) -> None:
         """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it. Raises as
@@ -204,8 +213,9 @@ class WeightWriter:
         try:
             if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=push.version, adapter=adapter)
+            begin = wire.UpdateBegin(version=push.version, adapter=adapter, relays=push.link.children)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
+            push.link.tell(True)
             push.base, push.folder = begun.base, usable_folder(begun.folder) if transport in (AUTO, SHM) else None
             if transport == SHM and push.folder is None:
                 raise RunFailed(
@@ -216,11 +226,19 @@ class WeightWriter:
             if chosen != self.transport:
                 self.transport = chosen
                 logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
-            digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
+            if isinstance(buckets, SnapshotReader):  # it has the next one while this one is sent
+                digests = [self._send(push, index, bucket) for index, bucket in enumerate(buckets)]
+            else:
+                digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
             commit = wire.UpdateCommit(
                 version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
             )
-            return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, seconds_for(WORK_S, push.bytes))
+            limit = seconds_for(WORK_S, push.bytes)
+            committed = self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, limit)
+            if push.unreached:
+                logger.warning("from now on weights go straight to %s", self.client.base_url)
+                self.takes_relays = False
+            return committed
         except BaseException:
             self._abort(push.version)
             raise
@@ -236,6 +254,11 @@ class WeightWriter:
             return self._lend(push, index, bucket)
         if not isinstance(bucket, SnapshotBucket):
             bucket = SnapshotBucket.of(parts_of(bucket))
+        if push.parent is not None and push.folder is None:
+            self._wait_for_parent(push, push.parent)
+        if index < push.arrived:
+            push.bytes += bucket.size
+            return bucket.digest
         if push.folder is not None and self._put_file(push, index, bucket):
             body = wire.BucketFile(version=push.version, index=index, digest=bucket.digest)
             limit = self._sent(push, bucket.size)
@@ -251,6 +274,26 @@ class WeightWriter:
         limit = self._sent(push, size)
         self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
         return bucket.digest
+
+    def _wait_for_parent(self, push: _Push, parent: Link) -> None:
+        """Until the server has all buckets from its parent, or no more come from there: then the update goes on from
+        here, so that the servers below this one notice nothing. Raises Superseded where the push is not wanted any
+        more."""
+        ask = wire.RelayRequest(version=push.version, url=self.client.base_url, lease=self.token, base=push.base)
+        headers, limit = {wire.LEASE_HEADER: parent.token}, QUICK_S + wire.RELAY_ANSWER_S
+        push.parent = None
+        try:
+            if not parent.wait_until_open():
+                raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
+            while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, limit).whole:
+                if not push.link.is_wanted():
+                    raise Superseded
+            push.arrived = sys.maxsize
+        except (ServerUnreachable, ServerRefused) as error:
+            here = self.client.base_url
+            logger.warning("the rest of weight version %d goes straight to %s: %s", push.version, here, error)
+            push.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
+            push.arrived = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus).buckets
 
     def _lend(self, push: _Push, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""
@@ -323,8 +366,12 @@ class _Push:
     """One attempt at a version."""
 
     version: int
+    link: Link
+    parent: Link | None = None  # passes buckets on to this server; None once it has ended
     whole: bool = False  # nothing goes as a change
     changes: bool = False  # something went as a change
     base: str | None = None  # content hash of what changes may be to
     folder: Path | None = None  # the server's, in shared memory; None for HTTP
-    bytes: int = 0  # sent so far
+    bytes: int = 0  # that are there so far
+    unreached: bool = False  # the parent did not reach this server
+    arrived: int = 0  # buckets that came from the parent

@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -195,6 +195,17 @@ class RolloutClient:
             if wire.FULL_HEADER not in response.headers:
                 return self._parse(response, wire.RolloutResponse).outputs[0]
             await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
+
+    async def put_bucket(
+        self, http: httpx.AsyncClient, headers: Mapping[str, str], chunks: AsyncIterable[bytes], timeout_s: float
+    ) -> None:
+        """Sends a bucket of weights; raises as `call`."""
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
+        try:
+            response = await http.put("/v1/weights/bucket", content=chunks, headers=dict(headers), timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, "a bucket of weights to be taken") from error
+        self._parse(response, wire.UpdateStatus)
 
     def is_alive(self, timeout_s: float) -> bool:
         """Whether `/health` answers, whatever it says."""

@@ -22,6 +22,7 @@ from swift_r1.tracking.spans import Spans
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.transport import HTTP, NCCL, overlapped
+from swift_r1.weights.tree import Link, fanout_of, joined
 from swift_r1.weights.writer import Bucket
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
@@ -38,6 +39,7 @@ class ServerPool:
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
         compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
+        fanout: `--weight_fanout`; None: what suits the servers.
         spans, tell: get what each server does, and which is lost or back.
     """
 
@@ -47,6 +49,7 @@ class ServerPool:
         timeout_s: float,
         transport: str,
         compare: bool | None = None,
+        fanout: int | None = None,
         spans: Spans | None = None,
         tell: Events | None = None,
     ) -> None:
@@ -62,7 +65,8 @@ class ServerPool:
         self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell)
         for number, one in enumerate(sessions):
             one.record(spans or Spans(), f"server-{number}")
-        self.by_nccl, self._compare = transport == NCCL, compare
+        self.by_nccl, self._compare, self._fanout = transport == NCCL, compare, fanout
+        self._told_fanout: int | None = None
         self._shares_gpu = len(sessions) == 1 and sessions[0].shares_gpu
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
@@ -185,17 +189,21 @@ class ServerPool:
         version, targets = self.health.begin_version(
             lambda number: self.snapshot.begin(number, adapter, compare, shared)
         )
+        links = self._tree(targets)
         faults: list[Exception] = []
 
         def push_to(session: ServerSession, epoch: int) -> None:
             kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
             try:
-                self._push_to(session, epoch, version, kept, adapter)
+                self._push_to(session, epoch, version, kept, adapter, link=links.get(session))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
                 if session.epoch == epoch:
                     faults.append(error)
+            finally:
+                if session in links:
+                    links[session].tell(False)
 
         threads: dict[ServerSession, threading.Thread] = {}
         for session, epoch in targets.items():
@@ -207,6 +215,25 @@ class ServerPool:
         if faults:
             raise faults[0]
 
+    def _tree(self, targets: Mapping[ServerSession, int]) -> dict[ServerSession, Link]:
+        """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
+        of servers that others reach under the trainer's name for them."""
+        within = [
+            one
+            for one in targets
+            if one.writer.takes_relays and not one.takes_files and (self._fanout is not None or not one.is_on_loopback)
+        ]
+        fanout = fanout_of(self._fanout, len(within))
+        if fanout and fanout != self._told_fanout:
+            logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
+            self._told_fanout = fanout
+
+        def wanted(session: ServerSession, epoch: int) -> Callable[[], bool]:
+            return lambda: session.epoch == epoch
+
+        links = [Link(one.client, one.writer.token, wanted(one, targets[one])) for one in within]
+        return dict(zip(within, joined(links, fanout), strict=True))
+
     def _push_to(
         self,
         session: ServerSession,
@@ -215,8 +242,9 @@ class ServerPool:
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None,
         lend: bool = False,
+        link: Link | None = None,
     ) -> None:
-        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend)):
+        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend, link)):
             self.health.has_newest(session, epoch)
 
     def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
