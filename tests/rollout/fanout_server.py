@@ -1,13 +1,13 @@
-"""`python -m tests.rollout.fanout_server FOLDER [key]`: the real server over an engine that only notes what it loads.
+"""`python tests/rollout/fanout_server.py FOLDER [KEY]`: the real server over an engine that only notes what it loads.
 
-`FOLDER/url` says where it listens; `loaded` has a line a load: the version and the hash of the files. A file `hold-load`
-there has a load wait until it is gone, `hold-buckets` the buckets that come, and `corrupt` has it pass on other bytes.
+`FOLDER/url` says where it listens, also after a restart; `loaded` has a line a load: the version and the hash of the
+files. While there is a file `hold-load` a load waits, with `hold-buckets` the buckets that come; with `corrupt` it
+passes on other bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -75,17 +75,20 @@ async def main(folder: Path, api_key: str | None) -> None:
             await gone(folder / "hold-buckets")
         await app(scope, receive, send)
 
-    server = uvicorn.Server(uvicorn.Config(held, port=0, log_level="error", lifespan="off"))
+    known = folder / "url"
+    port = int(known.read_text().rpartition(":")[2]) if known.exists() else 0
+    known.unlink(missing_ok=True)
+    server = uvicorn.Server(uvicorn.Config(held, port=port, log_level="error", lifespan="off"))
     life, http = asyncio.create_task(lifecycle.run()), asyncio.create_task(server.serve())
     while not server.started or lifecycle.service is None:
         await asyncio.sleep(0.01)
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     (folder / "url.new").write_text(f"http://{host}:{port}")
-    (folder / "url.new").rename(folder / "url")
+    (folder / "url.new").rename(known)
     await http
     life.cancel()
     lifecycle.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), json.loads(sys.argv[2]) if len(sys.argv) > 2 else None))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
