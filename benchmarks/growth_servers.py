@@ -111,6 +111,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128, 512, 1024])
     parser.add_argument("--servers", choices=("real", "light"), default="light")
     parser.add_argument("--transport", choices=("http", "shm"), default="http")
+    parser.add_argument("--weight_fanout", type=int, default=4, help="0: all from rank 0")
     parser.add_argument("--bucket_mb", type=float, default=0.5, help=f"of each of the {BUCKETS} buckets")
     parser.add_argument("--requests", type=int, default=1024, help="of a round")
     parser.add_argument("--repeats", type=int, default=2, help="rounds and pushes; the first is a warm-up")
@@ -194,7 +195,7 @@ def measured(
         writer = WeightWriter(RolloutClient(f"http://127.0.0.1:{port}"))
         writer.hold(WAIT_S)
         sessions.append(ServerSession(writer, Expected("none", "", 100, None, GROUP), WAIT_S, args["transport"]))
-    pool = ServerPool(sessions, WAIT_S, args["transport"])
+    pool = ServerPool(sessions, WAIT_S, args["transport"], fanout=args["weight_fanout"])
     once = {"hold_s": time.monotonic() - began}
 
     def buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:

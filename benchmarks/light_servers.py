@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from swift_r1.wire import protocol as wire
-
-_CONFLICT = 409
 
 
 class LightServer:
@@ -22,7 +21,7 @@ class LightServer:
 
     def __init__(self, number: int, group: int, tokens: int) -> None:
         self.number, self.url, self.version, self.base, self.open_buckets = number, "", 0, None, 0
-        self.completions, self.messages, self.received, self.relayed = 0, 0, 0, 0
+        self.completions, self.messages, self.received = 0, 0, 0
         self.committed = asyncio.Event()
         completion = wire.Completion(
             token_ids=tuple(range(tokens)),
@@ -77,8 +76,9 @@ class LightServer:
             self.received += len(body)
             self.open_buckets += 1
         if path == "/v1/weights/relay":
-            await self.committed.wait()
-            self.relayed += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.committed.wait(), wire.RELAY_ANSWER_S)
+            return wire.RelayStatus(whole=self.committed.is_set()).model_dump_json()
         if path == "/v1/weights/commit":
             asked = json.loads(body)
             self.version, self.base = asked["version"], asked["content_hash"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from swift_r1.wire.client import RolloutClient
 
-_LOOK_S = 0.2
+_LOOK_S = 2.0
 _AUTO_FANOUT, _AUTO_FROM = 4, 9
 
 

@@ -8,7 +8,6 @@ import re
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.weights.buckets import Tensors, content_hash, entries_digest, parts_of
+from swift_r1.weights.renewals import Held, Renewals
 from swift_r1.weights.snapshot import SnapshotBucket, SnapshotReader, Superseded
 from swift_r1.weights.transport import (
     AUTO,
@@ -42,12 +42,13 @@ from swift_r1.wire.protocol import NOT_NOW, ServerRefused
 logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = 30.0
-_RENEWALS_PER_TTL = 5
 _NO_SUCH_BASE = (409, 413, 422)  # how a server refuses a change to what it does not hold
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
 _NOT_PASSED_ON = 502
+_RENEWAL_S = 10.0
+_renewals = Renewals()
 
 Bucket = Tensors | SnapshotBucket
 
@@ -89,16 +90,14 @@ class WeightWriter:
         self.client = client
         self.token = token or secrets.token_hex(16)
         self.headers = {wire.LEASE_HEADER: self.token}
-        self._request = wire.LeaseRequest(
-            owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
-        )
+        self._owner, self._ttl_s = owner or f"{socket.gethostname()}:{os.getpid()}", ttl_s
         self.policy = policy
         self.transport: str | None = None  # of the last version
         self.sent_bytes = 0  # of all buckets from here, also those through shared memory
         self.takes_relays = True  # other servers reach this one, as far as is known
         self.nccl = NcclSender(client, self.headers)
-        self._closed = threading.Event()
-        self._renewals: threading.Thread | None = None
+        self._closed = self._lost = False
+        self._held: Held | None = None
 
     def __enter__(self) -> WeightWriter:
         return self
@@ -106,17 +105,18 @@ class WeightWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self) -> None:
+    def take(self, timeout_s: float = QUICK_S) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
-        self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
+        ttl_s = _renewals.ttl_s(self._ttl_s)
+        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=ttl_s, token=self.token)
+        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s)
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease as `take_when_free`, and renews it in a thread until `close`. What the client generates
-        belongs to it from now on."""
+        """Takes the lease as `take_when_free`, and renews it until `close`. What the client generates belongs to it
+        from now on."""
         self.take_when_free(wait_s, report)
         self.client.lease = self.token
-        self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._renewals.start()
+        self._held = _renewals.add(self._ttl_s, self._renew)
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
@@ -145,11 +145,11 @@ class WeightWriter:
 
     def close(self) -> None:
         """Gives the lease back. Best effort: it expires by itself too."""
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        if self._renewals is not None:
-            self._renewals.join(QUICK_S)
+        self._closed = True
+        if self._held is not None:
+            _renewals.end(self._held, QUICK_S)
         self.nccl.close()
         try:
             self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S)
@@ -348,17 +348,16 @@ class WeightWriter:
         except SwiftError as error:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
-    def _renew(self) -> None:
-        """Until closed. A loss is logged once: the next push takes the lease again, or says who has it now."""
-        lost = False
-        while not self._closed.wait(self._request.ttl_seconds / _RENEWALS_PER_TTL):
-            try:
-                self.take()
-                lost = False
-            except SwiftError as error:
-                if not lost:
-                    logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-                lost = True
+    def _renew(self) -> bool:
+        """Whether that succeeded. A loss is logged once: the next push takes the lease again, or says who has it."""
+        try:
+            self.take(_RENEWAL_S)
+            self._lost = False
+        except SwiftError as error:
+            if not self._lost:
+                logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
+            self._lost = True
+        return not self._lost
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Server:
         self.asked[request.request_id] = asyncio.get_running_loop().create_future()
         return await self.asked[request.request_id]
 
-    async def watch(self) -> None:
+    async def watch(self, *_: Any) -> None:
         await asyncio.Event().wait()
 
     def check(self, _output: RolloutOutput, _versions: Any) -> None: ...

@@ -4,7 +4,9 @@ are spread over them in `router.py`."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -29,6 +31,8 @@ from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 logger = logging.getLogger(__name__)
 
 _HEALTH_S = 2.0
+_LOOKS_AT_ONCE = 5  # every LOOK_S
+_AT_ONCE = 64  # servers that are asked for something else than completions
 
 
 class ServerPool:
@@ -53,6 +57,7 @@ class ServerPool:
         spans: Spans | None = None,
         tell: Events | None = None,
     ) -> None:
+        _allow_open_files()
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
@@ -169,7 +174,7 @@ class ServerPool:
         while not any(done):
             self.health.wait_for_any()
             ready = self.health.ready
-            with ThreadPoolExecutor(max(1, len(ready))) as threads:
+            with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
                 done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
 
     def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
@@ -250,18 +255,29 @@ class ServerPool:
     def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
-        looked = time.monotonic()
-        while running := [one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]]:
-            threads[running[0]].join(LOOK_S)
-            if time.monotonic() - looked <= _HEALTH_S:
-                continue
-            for session in running:
+        looked = dict(heard)  # oldest first
+        while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+            threads[next(iter(running))].join(LOOK_S)
+            for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
                 asked = time.monotonic()
+                if asked - looked[session] <= _HEALTH_S:
+                    break
+                del looked[session]
+                if session not in running:
+                    continue
                 if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
                     heard[session] = time.monotonic()
                 elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
                     self.health.lose(session, epochs[session])
-            looked = time.monotonic()
+                looked[session] = time.monotonic()
+
+
+def _allow_open_files() -> None:
+    """As many as the system allows this process: a request that waits for its answer has a connection of its own, and
+    the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _nan_is_largest(value: float) -> tuple[bool, float]:
