@@ -7,7 +7,7 @@ of the weights, and of waiting.
 
 The servers are on this host, all in one other process: real ones over an engine that answers without a model, or
 (`--servers light`) those of `light_servers.py`, of which this machine can have 1,024. The figures are rank 0's own, in
-a new process for each size. A round is `--requests` requests of 16 completions of 64 tokens; waiting is what it costs
+a new process for each size. A round is `--requests` requests of 16 completions; waiting is what it costs
 while each server has one request that takes 12 s. `balance` is the busiest server's share of the completions times the
 number of servers: 1 is even.
 """
@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-GROUP, TOKENS = 16, 64
+GROUP = 16
 BUCKETS = 8
 WAIT_S = 60
 WAITING_S = 12
@@ -52,8 +52,10 @@ class Engine:
     dead = False
     scores_alone = False
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = 64) -> None:
         from swift_r1.inference.engines.base import EngineInfo
+
+        self.tokens = tokens
 
         self.info = EngineInfo("scripted", "0", 100, "", 1024, "float32")
         self.completions = 0
@@ -63,14 +65,14 @@ class Engine:
 
         self.completions += 1
         await asyncio.sleep(prompt[0] / 10)  # others come meanwhile, as at an engine that takes its time
-        return Generated(tuple(range(TOKENS)), (-0.123456789,) * TOKENS, "length")
+        return Generated(tuple(range(self.tokens)), (-0.123456789,) * self.tokens, "length")
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None: ...
 
     def shutdown(self) -> None: ...
 
 
-def serve(count: int, shapes: dict[str, tuple[int, ...]], pipe: Connection) -> None:
+def serve(count: int, shapes: dict[str, tuple[int, ...]], tokens: int, pipe: Connection) -> None:
     """`count` servers; each question on the pipe is answered with messages, 0, and completions by server so far."""
     import uvicorn
 
@@ -78,7 +80,7 @@ def serve(count: int, shapes: dict[str, tuple[int, ...]], pipe: Connection) -> N
     from swift_r1.inference.routes import create_app
     from swift_r1.inference.service import Lifecycle
 
-    engines, messages, ports = [Engine() for _ in range(count)], Counter[int](), []
+    engines, messages, ports = [Engine(tokens) for _ in range(count)], Counter[int](), []
 
     async def run(number: int) -> None:
         lifecycle = Lifecycle(RolloutArguments(model="none"), lambda: (engines[number], shapes))
@@ -111,9 +113,10 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128, 512, 1024])
     parser.add_argument("--servers", choices=("real", "light"), default="light")
     parser.add_argument("--transport", choices=("http", "shm"), default="http")
-    parser.add_argument("--weight_fanout", type=int, default=4, help="0: all from rank 0")
+    parser.add_argument("--weight_fanout", type=int, default=2, help="0: all from rank 0")
     parser.add_argument("--bucket_mb", type=float, default=0.5, help=f"of each of the {BUCKETS} buckets")
     parser.add_argument("--requests", type=int, default=1024, help="of a round")
+    parser.add_argument("--tokens", type=int, default=64, help="of a completion")
     parser.add_argument("--repeats", type=int, default=2, help="rounds and pushes; the first is a warm-up")
     parser.add_argument("--plot", choices=("true", "false"), default="false")
     args = parser.parse_args()
@@ -126,7 +129,9 @@ def main() -> int:
     for count in args.sizes:
         pipe, other = context.Pipe()
         ours = (
-            (serve, (count, shapes, other)) if args.servers == "real" else (serve_light, (count, GROUP, TOKENS, other))
+            (serve, (count, shapes, args.tokens, other))
+            if args.servers == "real"
+            else (serve_light, (count, GROUP, args.tokens, other))
         )
         server = context.Process(target=ours[0], args=ours[1], daemon=True)
         server.start()
@@ -208,7 +213,7 @@ def measured(
         return pipe.recv()
 
     def ask(name: str, count: int, tenths: int, look: Callable[[], None] = lambda: None) -> None:
-        sampling, answers = SamplingParams(max_tokens=TOKENS), []
+        sampling, answers = SamplingParams(max_tokens=args["tokens"]), []
         requests = [
             RolloutRequest(
                 request_id=f"{name}/{one}",

@@ -113,8 +113,8 @@ class GenerationArguments(EngineFlags):
     )
     weight_fanout: int | None = free(
         None,
-        "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 4 "
-        "from 9 servers on other hosts on, else 0",
+        "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 2 "
+        "from 5 servers on other hosts on, else 0",
         _VLLM,
         at_least=0,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from swift_r1.wire.client import RolloutClient
 
 _LOOK_S = 2.0
-_AUTO_FANOUT, _AUTO_FROM = 4, 9
+_AUTO_FANOUT, _AUTO_FROM = 2, 5
 
 
 def fanout_of(asked: int | None, servers: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
@@ -105,11 +106,11 @@ class WeightWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, timeout_s: float = QUICK_S) -> None:
+    def take(self, at_most_s: float = math.inf) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
         ttl_s = _renewals.ttl_s(self._ttl_s)
         request = wire.LeaseRequest(owner=self._owner, ttl_seconds=ttl_s, token=self.token)
-        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s)
+        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=min(QUICK_S, at_most_s))
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease as `take_when_free`, and renews it until `close`. What the client generates belongs to it

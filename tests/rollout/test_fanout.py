@@ -113,7 +113,7 @@ def test_the_tree() -> None:
     assert shape(7, 2) == [None, None, 0, 0, 1, 1, 2]
     assert shape(4, 1) == [None, 0, 1, 2]
     assert shape(3, 0) == [None, None, None]
-    assert [fanout_of(None, count) for count in (1, 8, 9, 1024)] == [0, 0, 4, 4]
+    assert [fanout_of(None, count) for count in (1, 4, 5, 1024)] == [0, 0, 2, 2]
     assert [fanout_of(3, count) for count in (2, 3, 4)] == [0, 0, 3] and fanout_of(0, 100) == 0
 
 
