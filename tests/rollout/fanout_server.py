@@ -1,7 +1,7 @@
 """`python tests/rollout/fanout_server.py FOLDER [KEY]`: the real server over an engine that only notes what it loads.
 
 `FOLDER/url` says where it listens, also after a restart; `loaded` has a line a load: the version and the hash of the
-files. While there is a file `hold-load` a load waits, with `hold-buckets` the buckets that come; with `corrupt` it
+files; `sizes` the bytes of each bucket that came. While there is a file `hold-load` a load waits, with `hold-buckets` the buckets that come; with `corrupt` it
 passes on other bytes.
 """
 
@@ -73,6 +73,8 @@ async def main(folder: Path, api_key: str | None) -> None:
     async def held(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == "/v1/weights/bucket":
             await gone(folder / "hold-buckets")
+            with (folder / "sizes").open("ab") as file:
+                file.write(dict(scope["headers"])[b"content-length"] + b"\n")
         await app(scope, receive, send)
 
     known = folder / "url"

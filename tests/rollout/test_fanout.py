@@ -54,6 +54,11 @@ class Served:
         file = self.folder / "loaded"
         return file.read_text().splitlines() if file.exists() else []
 
+    @property
+    def received(self) -> int:
+        """Bytes of its last version's buckets."""
+        return sum(map(int, (self.folder / "sizes").read_text().split()[-BUCKETS:]))
+
     def mark(self, name: str) -> Path:
         (self.folder / name).touch()
         return self.folder / name
@@ -224,7 +229,7 @@ def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
     run.push(little())
     changed = f"2 {hash_of([to_bytes(bucket) for bucket in little()])}"
     assert [one.loaded[-1] for one in servers] == [changed] * 4
-    assert run.take_metrics()["rollout/bytes"] < 500
+    assert run.take_metrics()["rollout/bytes"] < 500 and all(one.received < 500 for one in servers)
     # One that does not hold what changes any more gets all of it from its parent.
     with pytest.raises(StopAsyncIteration):
         run.sessions[2].writer.push(3, broken_off(), "http")
@@ -232,6 +237,7 @@ def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
     run.push(weights(1))
     assert {one.loaded[-1].split()[1] for one in servers} == {line(0, 1).split()[1]}
     assert run.take_metrics()["rollout/bytes"] < 500
+    assert [one.received > SIZE for one in servers] == [False, False, True, True]
 
 
 def test_only_the_holder_of_both_leases_has_weights_passed_on(serve: Any) -> None:
