@@ -8,17 +8,19 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from swift_r1.errors import ServerUnreachable
+import httpx
+
+from swift_r1.errors import SwiftError
 from swift_r1.weights.staging import StagedBucket
-from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import PendingUpdate, UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.client import WORK_S, RolloutClient
-from swift_r1.wire.protocol import HTTPError, ServerRefused
+from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.protocol import HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
 _PIECE = 1 << 20
+_SILENCE_S = 60.0  # in which the other server takes no piece of a bucket, or does not answer when it has all
 
 
 class Relays:
@@ -44,10 +46,10 @@ class Relays:
 
     async def stop(self) -> None:
         """Ends what is left of the last update."""
-        for task in self._tasks.values():
+        tasks, self._tasks, self._update = list(self._tasks.values()), {}, None
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._end()
 
     def expect(self, update: PendingUpdate, children: int) -> None:
@@ -99,17 +101,18 @@ class Relays:
 
     async def _pass_on(self, update: PendingUpdate, request: wire.RelayRequest) -> None:
         index = 0
-        with RolloutClient(request.url, self._api_key) as client:
-            async with client.open_async() as http:
-                while (bucket := await self._arrived(update, index)) is not None:
-                    headers, size, chunks = _body(bucket, request)
-                    try:
-                        await client.put_bucket(http, headers, chunks, seconds_for(WORK_S, size))
-                    except (ServerUnreachable, ServerRefused) as error:
-                        raise HTTPError(502, f"bucket {index} was not passed on: {error}") from error
-                    except OSError as error:
-                        raise HTTPError(409, f"bucket {index} is not here any more: {error.strerror}") from error
-                    index += 1
+        try:
+            with RolloutClient(request.url, self._api_key) as client:
+                async with client.open_async() as http:
+                    while (bucket := await self._arrived(update, index)) is not None:
+                        await client.put_bucket(http, *_body(bucket, request), _SILENCE_S)
+                        index += 1
+        except httpx.InvalidURL as error:
+            raise HTTPError(422, f"url: {error}") from error
+        except SwiftError as error:
+            raise HTTPError(502, f"bucket {index} was not passed on: {error}") from error
+        except OSError as error:
+            raise HTTPError(409, f"bucket {index} is not here any more: {error.strerror}") from error
 
     async def _arrived(self, update: PendingUpdate, index: int) -> StagedBucket | None:
         """The next bucket once it is here, None after the last one. The machine forgets an update that stands still."""
@@ -123,7 +126,7 @@ class Relays:
             await self._news.wait()
 
 
-def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], int, AsyncIterator[bytes]]:
+def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], AsyncIterator[bytes]]:
     """What goes to the other server: what has changed, if it holds what changes, else the whole file."""
     headers = {
         wire.LEASE_HEADER: request.lease,
@@ -132,11 +135,10 @@ def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, s
         wire.DIGEST_HEADER: bucket.digest,
     }
     change = bucket.change if bucket.base is not None and bucket.base == request.base else None
-    size = bucket.path.stat().st_size if change is None else len(change)
-    headers["Content-Length"] = str(size)
+    headers["Content-Length"] = str(bucket.path.stat().st_size if change is None else len(change))
     if change is not None:
-        return headers | {wire.BASE_HEADER: str(bucket.base)}, size, _pieces(change)
-    return headers, size, _file(bucket.path)
+        return headers | {wire.BASE_HEADER: str(bucket.base)}, _pieces(change)
+    return headers, _file(bucket.path)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

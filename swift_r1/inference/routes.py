@@ -123,7 +123,7 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 
     @app.post("/v1/weights/relay", response_model=wire.RelayStatus)
     async def relay(body: wire.RelayRequest, lease: LeaseToken = None) -> Response:
-        return _json(await updates().relays.relay(lease, body))
+        return _json(await updates().relay(lease, body))
 
     @app.get("/v1/weights/update", response_model=wire.UpdateStatus)
     async def update() -> Response:

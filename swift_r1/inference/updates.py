@@ -66,8 +66,11 @@ class WeightUpdates:
         try:
             yield
         finally:
-            self.admission.notify()
-            self.relays.notify()
+            self._notify()
+
+    def _notify(self) -> None:
+        self.admission.notify()
+        self.relays.notify()
 
     def _forget(self, buckets: list[StagedBucket]) -> None:
         self.relays.once_sent(lambda: self.staging.forget(buckets))
@@ -130,6 +133,11 @@ class WeightUpdates:
             self.staging.forget([staged])
             raise
         return self.status()
+
+    async def relay(self, token: str | None, request: wire.RelayRequest) -> wire.RelayStatus:
+        """See `Relays.relay`."""
+        with self._changes():
+            return await self.relays.relay(token, request)
 
     async def channel(self, token: str | None, request: wire.ChannelRequest) -> wire.UpdateStatus:
         """Takes the engine's workers into the NCCL group of the lease's holder."""
@@ -198,7 +206,7 @@ class WeightUpdates:
                 continue
             if what is not None:
                 logger.warning("%s; version %d stays", what, self.machine.version)
-                self.admission.notify()
+                self._notify()
 
     async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
         update = f"the update to weight version {version}"

@@ -49,6 +49,7 @@ _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
 _NOT_PASSED_ON = 502
 _RENEWAL_S = 10.0
+_RELAY_S = wire.RELAY_ANSWER_S + QUICK_S  # without an answer: the server that is to pass weights on is silent
 _renewals = Renewals()
 
 Bucket = Tensors | SnapshotBucket
@@ -95,7 +96,8 @@ class WeightWriter:
         self.policy = policy
         self.transport: str | None = None  # of the last version
         self.sent_bytes = 0  # of all buckets from here, also those through shared memory
-        self.takes_relays = True  # other servers reach this one, as far as is known
+        # Whether other servers reach this one, as far as is known.
+        self.takes_relays = re.match(wire.RELAY_URL, client.base_url) is not None
         self.nccl = NcclSender(client, self.headers)
         self._closed = self._lost = False
         self._held: Held | None = None
@@ -281,20 +283,22 @@ class WeightWriter:
         here, so that the servers below this one notice nothing. Raises Superseded where the push is not wanted any
         more."""
         ask = wire.RelayRequest(version=push.version, url=self.client.base_url, lease=self.token, base=push.base)
-        headers, limit = {wire.LEASE_HEADER: parent.token}, QUICK_S + wire.RELAY_ANSWER_S
+        headers = {wire.LEASE_HEADER: parent.token}
         push.parent = None
         try:
             if not parent.wait_until_open():
                 raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
-            while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, limit).whole:
+            while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, _RELAY_S).whole:
                 if not push.link.is_wanted():
                     raise Superseded
             push.arrived = sys.maxsize
         except (ServerUnreachable, ServerRefused) as error:
+            if not push.link.is_wanted():
+                raise Superseded from error
             here = self.client.base_url
             logger.warning("the rest of weight version %d goes straight to %s: %s", push.version, here, error)
             push.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
-            push.arrived = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus).buckets
+            push.arrived = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S).buckets
 
     def _lend(self, push: _Push, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""

@@ -39,6 +39,7 @@ DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
 FULL_HEADER = "X-Swift-Full"  # only in a 503 for lack of room: seconds after which to ask again
 RELAY_ANSWER_S = 20.0  # after which a relay says how it stands
+RELAY_URL = r"^https?://[^\s@?#]{1,1990}$"  # no password in it is shown to another server
 NOT_NOW = 503  # the same request may be taken later
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
@@ -189,7 +190,7 @@ class RelayRequest(Wire):
     the lease there. `base` is what that server holds: what has changed goes on as that."""
 
     version: int = Field(ge=1)
-    url: str = Field(pattern=r"^https?://[^\s@?#]+$", max_length=2000)
+    url: str = Field(pattern=RELAY_URL)
     lease: str = Field(min_length=32, max_length=64, pattern="^[0-9a-f]+$")
     base: Digest | None = None
 

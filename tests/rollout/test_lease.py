@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.weights import writer as writer_module
 from swift_r1.weights.writer import WeightWriter, save_token, saved_token
 from swift_r1.wire import client as client_module
+from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
 from tests import forks
@@ -110,6 +114,27 @@ def test_a_silent_server_holds_nobody_for_longer_than_it_may(tiny_server: Any, m
     assert "is gone" in lines[0] and "waiting for a lease" in lines[-1]
 
 
+def test_servers_that_hang_hold_up_no_other_ones_lease(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than are asked at a time: a stopped server's connections are taken by its system, and stay."""
+    with contextlib.ExitStack() as cleanup:
+        for _ in range(40):
+            silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+            asked = cleanup.enter_context(RolloutClient(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+            held = writer_module._renewals.add(1.0, WeightWriter(asked)._renew)
+            cleanup.callback(writer_module._renewals.end, held, 0.0)
+        renewed, take = [], WeightWriter.take
+
+        def noted(writer: WeightWriter, *limit: float) -> None:
+            take(writer, *limit)
+            renewed.append(time.monotonic())
+
+        monkeypatch.setattr(WeightWriter, "take", noted)
+        writer = cleanup.enter_context(WeightWriter(client, "trainer", ttl_s=2))
+        writer.hold(WAIT_S)
+        until(lambda: len(renewed) >= 8)
+    assert max(later - earlier for earlier, later in itertools.pairwise(renewed)) < 2.5
+
+
 def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) -> None:
     """Also while nothing is pushed: else another trainer could come between."""
     with RolloutClient(tiny_server.url) as client, WeightWriter(client, "first", ttl_s=2) as first:
@@ -118,9 +143,17 @@ def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) 
         tiny_server.kill()
         tiny_server.start()
         client.wait_until_ready(WAIT_S)
-        other = WeightWriter(client, "other", ttl_s=0.01)
-        until(lambda: refusal_of(other) is not None)
-        assert "first writes" in str(refusal_of(other))
+
+        def refusal_of_another() -> str:
+            """Its own lease is over before it asks again."""
+            try:
+                ask = wire.LeaseRequest(owner="other", ttl_seconds=0.001)
+                client.call("POST", "/v1/weights/lease", wire.Lease, ask)
+            except ServerRefused as refused:
+                return str(refused)
+            return ""
+
+        assert "first writes" in until(refusal_of_another)
 
 
 def test_swift_rlhf_stops_before_it_loads_a_model(tiny_server: Any, tiny_model: Path, tmp_path: Path) -> None:
