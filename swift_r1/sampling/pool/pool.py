@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from swift_r1.errors import UsageError
 from swift_r1.sampling.pool.health import LOOK_S, GatherAgain, Health
 from swift_r1.sampling.pool.router import Router
-from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
+from swift_r1.sampling.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
 from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.tracking.events import Events
 from swift_r1.tracking.metrics import slowdown
@@ -282,20 +283,25 @@ class ServerPool:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
         looked = dict(heard)  # oldest first
-        while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
-            threads[next(iter(running))].join(LOOK_S)
-            for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
-                asked = time.monotonic()
-                if asked - looked[session] <= _HEALTH_S:
-                    break
-                del looked[session]
-                if session not in running:
-                    continue
-                if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
-                    heard[session] = time.monotonic()
-                elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
-                    self.health.lose(session, epochs[session])
-                looked[session] = time.monotonic()
+
+        def look(session: ServerSession) -> None:
+            asked = time.monotonic()
+            if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
+                heard[session] = time.monotonic()
+            elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
+                raise ServerLost
+
+        # In threads: silent servers would keep the others from being looked at.
+        with ThreadPoolExecutor(_AT_ONCE) as looks:
+            while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+                threads[next(iter(running))].join(LOOK_S)
+                for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
+                    if (now := time.monotonic()) - looked[session] <= _HEALTH_S:
+                        break
+                    del looked[session]
+                    if session in running:
+                        looked[session] = now
+                        looks.submit(self.health.attempt, session, epochs[session], partial(look, session))
 
 
 def _allow_open_files() -> None:
