@@ -21,6 +21,7 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.weights.buckets import Hash
+from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import SamplingParams
 
 BUCKETS = 4
@@ -66,6 +67,7 @@ async def main(folder: Path, api_key: str | None) -> None:
             yield piece[:-1] + bytes([piece[-1] ^ 1]) if (folder / "corrupt").exists() else piece
 
     relays._file = as_told
+    wire.RELAY_ANSWER_S = 0.5
     config = RolloutArguments(model="none", api_key=api_key)
     lifecycle = Lifecycle(config, lambda: (NotingEngine(folder), SHAPES))
     app = create_app(lifecycle, api_key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 import torch
 
 from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected
+from swift_r1.sampling.pool.session import Expected, ServerSession
+from swift_r1.weights import writer
 from swift_r1.weights.tree import Link, fanout_of, joined
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
@@ -85,8 +87,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[[int], list[Served]]]:
 def pool(request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerPool]]:
     with contextlib.ExitStack() as cleanup:
 
-        def of(servers: list[Served], fanout: int, **options: Any) -> ServerPool:
-            clients = [cleanup.enter_context(RolloutClient(one.url, KEY)) for one in servers]
+        def of(servers: list[Served], fanout: int, silence_s: float = 60, **options: Any) -> ServerPool:
+            clients = [cleanup.enter_context(RolloutClient(one.url, KEY, silence_s)) for one in servers]
             made = pool_of(clients, EXPECTED, 60, "http", fanout=fanout, **options)
             cleanup.callback(made.close)
             return made
@@ -97,6 +99,20 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Callable[..., ServerPool]]:
 def weights(of: float, dtype: torch.dtype = torch.float32) -> Iterator[list[tuple[str, torch.Tensor]]]:
     for number, (name, shape) in enumerate(SHAPES.items()):
         yield [(name, torch.arange(shape[0], dtype=dtype).remainder(97) + of + number)]
+
+
+def disturbed(servers: list[Served], disturb: Callable[[], None]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """The weights of 2; in the middle, when the servers have two buckets of them, something happens."""
+    for index, bucket in enumerate(weights(2)):
+        if index == 2:
+            until(lambda: all(is_open(one, 2) for one in servers))
+            disturb()
+        yield bucket
+
+
+def is_open(one: Served, buckets: int) -> bool:
+    status = one.client.call("GET", "/v1/weights/update", wire.UpdateStatus)
+    return status.pending_version == 2 and status.buckets >= buckets
 
 
 def broken_off() -> Iterator[list[tuple[str, torch.Tensor]]]:
@@ -148,10 +164,6 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     if phase == "commit":
         servers[0].mark("hold-load")
 
-    def is_open(one: Served, buckets: int) -> bool:
-        status = one.client.call("GET", "/v1/weights/update", wire.UpdateStatus)
-        return status.pending_version == 2 and status.buckets >= buckets
-
     def dying() -> Iterator[Any]:
         dies_at = {"begin": 0, "bucket": 2}.get(phase)
         for index, bucket in enumerate(weights(2)):
@@ -182,6 +194,51 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     assert servers[0].loaded[-1] == line(2, 2)
     run.push(weights(3))
     assert {one.loaded[-1] for one in servers} == {line(3, 3)}
+
+
+@pytest.mark.parametrize("level", range(3))
+def test_a_relay_is_stopped(serve: Any, pool: Any, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up nobody for longer than `_RELAY_S`; what it still sends when it goes on changes nothing."""
+    monkeypatch.setattr(writer, "_RELAY_S", 2.0)
+    servers = serve(3)
+    run = pool(servers, 1, silence_s=2)
+    run.push(weights(1))
+    others = [one for one in servers if one is not servers[level]]
+    run.push(disturbed(servers, lambda: servers[level].process.send_signal(signal.SIGSTOP)))
+    assert [one.loaded for one in others] == [[line(1, 1), line(2, 2)]] * 2
+    assert len(run.health.ready) == 2
+    servers[level].process.send_signal(signal.SIGCONT)
+    until(lambda: len(run.health.ready) == 3)
+    first, *later = servers[level].loaded
+    assert first == line(1, 1) and {one.split()[1] for one in later} == {line(0, 2).split()[1]}
+    run.push(weights(3))
+    assert {one.loaded[-1].split()[1] for one in servers} == {line(0, 3).split()[1]}
+    assert [one.loaded[:2] for one in others] == [[line(1, 1), line(2, 2)]] * 2
+
+
+@pytest.mark.parametrize("who", range(2))
+def test_one_joins_and_one_leaves_in_a_push(serve: Any, pool: Any, who: int) -> None:
+    servers = serve(4)
+    run = pool(servers[:3], 1, source="servers.txt")
+    run.push(weights(1))
+    stay = [one for one in servers if one is not servers[who]]
+
+    def newcomer(url: str) -> ServerSession:
+        client = RolloutClient(url, KEY)
+        return ServerSession(WeightWriter(client), EXPECTED, 60, "http", run.first, newcomer=True)
+
+    run.push(disturbed(servers[:3], lambda: run.follow([one.url for one in stay], newcomer)))
+    until(lambda: len(run.health.ready) == 3)
+    # The one that left goes on with the version that it had, and another run may write to it.
+    assert servers[who].loaded == [line(1, 1)]
+    assert [one.loaded for one in stay[:2]] == [[line(1, 1), line(2, 2)]] * 2
+    assert [one.split()[1] for one in servers[3].loaded] == [line(0, 2).split()[1]]
+    until(lambda: servers[who].url not in run.health._leaving)
+    with WeightWriter(servers[who].client, "another run") as other:
+        other.take()
+    run.push(weights(3))
+    assert {one.loaded[-1].split()[1] for one in stay} == {line(0, 3).split()[1]}
+    assert servers[who].loaded == [line(1, 1)]
 
 
 def test_bytes_that_changed_on_the_way(serve: Any, pool: Any, caplog: pytest.LogCaptureFixture) -> None:
