@@ -102,14 +102,39 @@ async def turns(condition: Callable[[], bool]) -> None:
 
 
 def played(
-    servers: list[Server], names: str, story: Callable[[], Awaitable[None]], on_answer: Callable[[RolloutOutput], None]
+    servers: list[Server],
+    names: str,
+    story: Callable[[], Awaitable[None]],
+    on_answer: Callable[[RolloutOutput], None],
+    *at_once: int,
 ) -> None:
     async def play() -> None:
-        router = Router(Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None)
+        router = Router(
+            Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None, *at_once
+        )
         telling = asyncio.create_task(story())
         await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
 
     asyncio.run(play())
+
+
+def test_no_more_requests_at_a_time_than_there_are_files_for() -> None:
+    a, b = servers = [Server(name) for name in "AB"]
+    answered: list[str] = []
+
+    async def story() -> None:
+        while len(answered) < 7:
+            await turns(lambda: bool(a.asked or b.asked))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(a.asked) + len(b.asked) <= 3
+            some = a if a.asked else b
+            some.answers(next(iter(some.asked)))
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    played(servers, "abcdefg", story, lambda output: answered.append(output.request_id), 3)
+    assert sorted(answered) == list("abcdefg")
 
 
 def test_two_servers_fail_in_one_turn_while_an_answer_waits() -> None:

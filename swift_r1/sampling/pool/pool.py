@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _HEALTH_S = 2.0
 _LOOKS_AT_ONCE = 5  # every LOOK_S
 _AT_ONCE = 64  # servers that are asked for something else than completions
+_FILES, _FILES_EACH, _MOST_FILES = 256, 4, 1 << 16  # open ones: without servers, of each, and as many as are wanted
 
 
 class ServerPool:
@@ -60,7 +61,12 @@ class ServerPool:
         tell: Events | None = None,
         source: str | None = None,
     ) -> None:
-        _allow_open_files()
+        if _requests_at_once(len(sessions)) < len(sessions):
+            needed, allowed = _FILES + (_FILES_EACH + 1) * len(sessions), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise UsageError(
+                f"{len(sessions)} rollout servers take {needed} open files, and this process may open {allowed}: "
+                "raise its limit (ulimit -Hn)"
+            )
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
@@ -76,6 +82,7 @@ class ServerPool:
             self._record(one)
         self.by_nccl, self._compare, self._fanout = transport == NCCL, compare, fanout
         self._told_fanout: int | None = None
+        self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
@@ -148,7 +155,13 @@ class ServerPool:
             RunFailed: a server refused a request, answered with other weights, or all are given up.
             GatherAgain: see there; what was answered by then has been handed over.
         """
-        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on).run())
+        at_once = max(1, _requests_at_once(len(self.sessions)))
+        if len(requests) > at_once and not self._told_files:
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
+            logger.warning(line, at_once, allowed)
+            self._told_files = True
+        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once).run())
 
     def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
@@ -304,12 +317,14 @@ class ServerPool:
                         looks.submit(self.health.attempt, session, epochs[session], partial(look, session))
 
 
-def _allow_open_files() -> None:
-    """As many as the system allows this process: a request that waits for its answer has a connection of its own, and
-    the usual limit is 1,024."""
+def _requests_at_once(servers: int) -> int:
+    """For how many requests there are files: one that waits for its answer has a connection of its own. Raises this
+    process's limit, usually 1,024, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if soft < (raised := min(hard, _MOST_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return soft - _FILES - _FILES_EACH * servers
 
 
 def _nan_is_largest(value: float) -> tuple[bool, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
@@ -47,6 +48,7 @@ class Router:
     versions: Container[int]
     on_answer: Callable[[RolloutOutput], None]
     check_going_on: Callable[[], None]
+    at_once: int = sys.maxsize  # requests, for whose connections there are files
 
     def __post_init__(self) -> None:
         self._waiting, self._returned = deque(self.requests), 0
@@ -109,10 +111,12 @@ class Router:
                 unanswered = (self._returned, len(self.requests))
                 logger.info("asking again for the %d of %d prompts that were not answered", *unanswered)
             self._returned = 0
-        while self._waiting:
+        asked = sum(len(lane.asked) for lane in self._lanes)
+        while self._waiting and asked < self.at_once:
             free = [lane for lane in self._lanes if len(lane.asked) < _REQUESTS_AT_ONCE]
             if not free:
                 return
+            asked += 1
             lane, request = min(free, key=lambda one: one.load), self._waiting.popleft()
             lane.load += request.n
             lane.session.generating.add()
