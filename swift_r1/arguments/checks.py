@@ -190,6 +190,8 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
     if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
         yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
+    if args.weight_fanout and args.weight_transport in ("shm", "nccl"):
+        yield f"--weight_fanout is for weights by http, and --weight_transport is {args.weight_transport}"
     if args.vllm_server_file is not None:
         if args.weight_transport == "nccl":
             yield "--weight_transport nccl is between two that stay, and servers of --vllm_server_file come and go"

@@ -73,6 +73,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["nccl takes one server"],
         ),
         ("--use_vllm true --vllm_server_host a --weight_delta true --weight_transport shm", ["sends changes by http"]),
+        ("--use_vllm true --vllm_server_host a --weight_fanout 2 --weight_transport nccl", ["is for weights by http"]),
         ("--use_vllm true --vllm_server_file f --vllm_server_base_url http://h", ["not both"]),
         ("--use_vllm true --vllm_server_file f --vllm_server_host h", ["not both"]),
         ("--use_vllm true --vllm_server_file f --weight_transport nccl", ["servers of --vllm_server_file come and go"]),

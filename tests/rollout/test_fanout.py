@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,6 +69,9 @@ class Served:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+url_of = Served.url.__get__
 
 
 @pytest.fixture
@@ -256,6 +260,28 @@ def test_bytes_that_changed_on_the_way(serve: Any, pool: Any, caplog: pytest.Log
     run.push(weights(2))
     assert [one.loaded[-1] for one in servers] == [line(2, 2)] * 3 and "straight" not in caplog.text
     assert run.take_metrics()["rollout/bytes"] == pytest.approx(2 * SIZE, rel=0.01)
+
+
+def test_a_name_that_only_the_trainer_knows(
+    serve: Any, pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers, resolve = serve(3), socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *more: resolve("127.0.0.1" if host == "known.invalid" else host, *more)
+    )
+    monkeypatch.setattr(Served, "url", property(lambda one: url_of(one).replace("127.0.0.1", "known.invalid")))
+    run = pool(servers, 1)
+    run.push(weights(1))
+    assert caplog.text.count("bucket 0 was not passed on") == caplog.text.count("from now on weights go straight") == 2
+    caplog.clear()
+    run.push(weights(2))
+    assert [one.loaded for one in servers] == [[line(1, 1), line(2, 2)]] * 3 and "straight" not in caplog.text
+
+
+def test_a_url_with_a_password_is_shown_to_no_other_server() -> None:
+    for url, takes in (("http://gen1:8000/path", True), ("http://u:secret@gen1:8000", False)):
+        with RolloutClient(url) as client:
+            assert WeightWriter(client).takes_relays is takes
 
 
 def test_a_slow_server_holds_up_only_those_below_it(serve: Any, pool: Any) -> None:
