@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift_r1.arguments.fields import why_no_url
-from swift_r1.errors import ServerUnreachable
+from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo
 
@@ -68,7 +68,7 @@ def ready_servers(
         with RolloutClient(url, api_key) as client:
             try:
                 return client.why_not_ready() or client.info()
-            except ServerUnreachable as error:  # between two questions
+            except (ServerUnreachable, RunFailed) as error:  # it went between two questions, or is of another version
                 return str(error)
 
     next_report = time.monotonic()
