@@ -31,6 +31,7 @@ from swift_r1.estimate.roles import (
 )
 from swift_r1.estimate.wire import completion_bytes, delta_bytes, push_seconds, whole_bytes
 from swift_r1.training.memory import GIB
+from swift_r1.weights.tree import fanout_of
 
 JUDGE_TOKENS = 256.0  # of a judge's answer
 
@@ -137,7 +138,7 @@ def _seconds(job: Job, layout: Layout, trainer: Trainer, server: Server) -> tupl
         own = replace(trainer, trained=job.critic.total)
         phases["train"] += train_seconds(job.critic, job.chip, own, use, round_)
     if layout.mode != "embedded":
-        transport, delta = _transport(job, layout)
+        transport, delta, fanout = _transport(job, layout)
         phases["push"] = push_seconds(
             job.model.total,
             job.width,
@@ -148,6 +149,7 @@ def _seconds(job: Job, layout: Layout, trainer: Trainer, server: Server) -> tupl
             layout.tensor_parallel,
             transport,
             delta,
+            fanout,
         )
     phases |= {role.name: _other_seconds(job, role) for role in job.others}
     return phases, *_whole(phases, ahead)
@@ -166,12 +168,15 @@ def _generate(job: Job, chip: Chip, replicas: int, server: Server, overlapped: b
     return generate_seconds(job.model, chip, server, job.use, job.round, replicas, overlapped=overlapped)
 
 
-def _transport(job: Job, layout: Layout) -> tuple[str, bool]:
-    """How a push goes: what the flag says; with `auto` shared memory on one machine, else changes by http."""
+def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
+    """How a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down a tree
+    of servers."""
     asked = job.args.weight_transport
     one_machine = layout.devices <= job.per_node
     transport = asked if asked != "auto" else "shm" if one_machine or layout.mode == "colocate" else "http"
-    return transport, job.args.weight_delta != "false" and job.args.train_type == "full"
+    asked_fanout = 0 if one_machine and job.args.weight_fanout is None else job.args.weight_fanout
+    delta = job.args.weight_delta != "false" and job.args.train_type == "full"
+    return transport, delta, fanout_of(asked_fanout, layout.replicas)
 
 
 def _other_seconds(job: Job, role: ServerRole) -> float:

@@ -41,6 +41,19 @@ def test_fewer_replicas_are_tried(model_folder: Path) -> None:
     assert {one.replicas for one in tried if one.ranks == 8} == {56, 28, 14, 7, 3, 1}
 
 
+def test_a_push_goes_down_a_tree_unless_the_flag_says_no(model_folder: Path) -> None:
+    """By itself on several machines; on one there is shared memory."""
+    by_http = ("--weight_transport", "http")
+
+    def push(layout: Layout, *more: str) -> float:
+        return estimate_layout(job(model_folder, *by_http, *more), layout).phases["push"]
+
+    several, one = Layout(8, 3, "server", 32, 1), Layout(2, 3, "server", 6, 1)
+    directly = push(several, "--weight_fanout", "0")
+    assert push(several) == push(several, "--weight_fanout", "2") < push(several, "--weight_fanout", "8") < directly
+    assert push(one) == push(one, "--weight_fanout", "0")
+
+
 def test_a_better_chip_is_never_slower(model_folder: Path) -> None:
     steps = [best_split(job(model_folder, chip=chip), 16).best[0].step for chip in ("a100", "h100", "h200", "b200")]
     assert steps == sorted(steps, reverse=True)
