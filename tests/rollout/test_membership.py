@@ -173,8 +173,13 @@ def lease_is_free(url: str) -> bool:
 
 @pytest.mark.parametrize(
     "options",
-    [{"transport": "http", "compare": True}, {"transport": "http", "compare": False}, {"transport": "shm"}],
-    ids=["delta", "http", "shm"],
+    [
+        {"transport": "http", "compare": True},
+        {"transport": "http", "compare": False},
+        {"transport": "http", "compare": True, "fanout": 1},
+        {"transport": "shm"},
+    ],
+    ids=["delta", "http", "chain", "shm"],
 )
 @pytest.mark.parametrize(
     ("seed", "rounds"), [(1, 5), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(2, 8))]
