@@ -162,3 +162,21 @@ def test_saved_on_any_number_and_gone_on_with_any_other(runs, undisturbed, same,
         assert_the_same_run(other, undisturbed)
         if processes == saved:
             same(folder, other)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "more",
+    [{"train_type": "lora", "lora_rank": 4}, {"sync_ref_model": "true", "ref_model_sync_steps": 2}],
+    ids=["lora", "moving reference"],
+)
+def test_adapters_and_a_moving_reference_go_on_with_any_number(runs, tmp_path, more):
+    """Saved on two; on three with ZeRO-3, on one, and on nine, of which one has nothing of a step's eight
+    completions."""
+    calm = tmp_path / "calm"
+    go_on(runs, calm, None, 2, **more)
+    for processes, layout in ((3, "zero3"), (1, "ddp"), (9, "ddp")):
+        folder = cut_back(calm, tmp_path / f"on{processes}", 9)
+        go_on(runs, folder, None, processes, **LAYOUTS[layout], **more)
+        assert_the_same_run(folder, calm)
