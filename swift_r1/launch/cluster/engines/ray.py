@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,8 @@ class RayPipe:
     def send(self, line: bytes) -> None:
         import ray
 
-        try:
+        with _as_os_errors():
             ray.get(self._actor.send.remote(line), timeout=_CALL_S)
-        except ray.exceptions.RayError as error:
-            raise OSError(f"the agent's actor: {_first_line(error)}") from error
 
     def receive(self) -> bytes:
         import ray
@@ -137,7 +136,8 @@ class RayEngine:
     def nodes(self) -> Sequence[Node]:
         import ray
 
-        alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+        with _as_os_errors():
+            alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
         folder = str(Path.cwd())
         return [
             Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.role.name,))
@@ -149,7 +149,8 @@ class RayEngine:
         """The Ray node of each bundle; empty where it has none now."""
         from ray.util import placement_group_table
 
-        found = placement_group_table(self._group)["bundles_to_node_id"]
+        with _as_os_errors():
+            found = placement_group_table(self._group)["bundles_to_node_id"]
         return [found.get(number, "") for number in range(len(self._bundles))]
 
     def connect(self, node: Node) -> AgentPipe:
@@ -234,6 +235,17 @@ def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
             raise UsageError(f"Ray has not placed the roles within {wait_s} s (ray: wait): {state}")
         say(f"waiting for Ray to place the roles: {state}", "launch")
     return group
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """What Ray raises, as an engine does."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
