@@ -11,14 +11,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from swift_r1.arguments.launch import LaunchArguments
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
 from swift_r1.launch.cluster.client import AgentClient, Event
 from swift_r1.launch.cluster.engine import Engine
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, place_roles
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.servers import Servers
-from swift_r1.launch.cluster.tasks import SERVER_END_S, Task
+from swift_r1.launch.cluster.tasks import SERVER_END_S, TRAIN_END_S, Task
 from swift_r1.launch.cluster.training import Loss, Training
 
 _LOOK_S = 1.0
@@ -115,6 +115,10 @@ class Driver:
                 if code != EXIT_OK and self.training.why:
                     self._say(f"not restarted: {self.training.why}")
                 return code
+            except SwiftError as error:
+                if self.training.lives:
+                    self._say(f"{one_line(error)}; training ends after its step, and saves; a signal ends it at once")
+                raise
             finally:
                 self._end()
 
@@ -132,15 +136,19 @@ class Driver:
     def _until(self, over: Callable[[], bool]) -> None:
         """Handles what happens until something is so; or a signal came, and nothing trains."""
         while not over() and (self.interrupted is None or self.training.lives):
-            self._handle(_LOOK_S / 4)
-            if time.monotonic() - self._looked >= _LOOK_S:
-                self._looked = time.monotonic()
-                self.fleet.look()
-                if self._begun and self._wants_servers:
-                    self.servers.look()
-                if self._begun:
-                    self.training.look(self.interrupted)
-                self._changed(self)
+            self._step()
+
+    def _step(self) -> None:
+        self._handle(_LOOK_S / 4)
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self.fleet.look()
+        if self._begun and not self._ending:
+            if self._wants_servers:
+                self.servers.look()
+            self.training.look(self.interrupted)
+        self._changed(self)
 
     def _handle(self, wait_s: float) -> None:
         try:
@@ -157,8 +165,9 @@ class Driver:
             else:
                 self.fleet.update(event)
             return
-        source.heard = time.monotonic()
-        self._from_agent(source, event)
+        if self.fleet.knows(source):
+            source.heard = time.monotonic()
+            self._from_agent(source, event)
 
     def _from_agent(self, client: AgentClient, event: Event) -> None:
         kind = event["event"]
@@ -183,8 +192,7 @@ class Driver:
                 self._after(task)
 
     def _gone(self, client: AgentClient, text: str) -> None:
-        if not self.fleet.gone(client, text):
-            return
+        self.fleet.gone(client, text)
         was_there, why = client.about is not None, self.fleet.faults[client.node.name]
         own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
         if was_there and not self._ending:
@@ -237,13 +245,14 @@ class Driver:
             self._say("training ends after its step, and saves; once more ends everything at once")
 
     def _end(self) -> None:
-        """Ends what still lives, and all agents."""
+        """Ends what still lives, servers after training, which may need them to save; and all agents."""
         self._ending = True
-        for task in self.tasks:
-            task.end(SERVER_END_S)
-        deadline = time.monotonic() + 2 * SERVER_END_S
-        while any(task.lives for task in self.tasks) and time.monotonic() < deadline:
-            self._handle(_LOOK_S / 4)
+        for tasks, end_s in ((self.training.tasks, TRAIN_END_S), (self.servers.tasks, SERVER_END_S)):
+            for task in tasks:
+                task.end(0 if self._at_once else end_s)
+            deadline = time.monotonic() + 2 * end_s
+            while any(task.lives for task in tasks) and time.monotonic() < deadline:
+                self._step()
         self.fleet.close()
 
     @contextmanager

@@ -126,8 +126,8 @@ class Servers:
         self.begin(task)
 
     def ended(self, task: Task) -> None:
-        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or again and
-        again was not."""
+        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
+        one of its role is given up."""
         was = task.ending
         lost, moves = task.code is None, task.code in (None, EXIT_PORT_TAKEN)
         if not lost and not task.ever_ready and not moves:
@@ -135,7 +135,10 @@ class Servers:
         task.failures += not lost
         if task.failures > self._max_restarts:
             task.state, task.url = "given up", None
-            self._changed(task, f"{was}: given up after {task.failures} ends in a row: {task.last_line}")
+            why = f"{was}: given up after {task.failures} ends in a row: {task.last_line}"
+            if all(one.state == "given up" for one in self.tasks if one.role is task.role):
+                raise ServerFailed(f"{why} ({self._log(task)})", task.code or 0)
+            self._changed(task, why)
             self._moved(task)
             return
         self._changed(task, f"{was}: it comes back")

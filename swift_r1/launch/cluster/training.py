@@ -22,7 +22,7 @@ from swift_r1.launch.cluster.commands import device_variables, rank_variables, s
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
-from swift_r1.launch.cluster.tasks import Task
+from swift_r1.launch.cluster.tasks import TRAIN_END_S, Task
 from swift_r1.runtime.stopping import LAUNCHED
 
 _SETTLE_S = 60.0  # for the other nodes to end once one has failed
@@ -77,9 +77,12 @@ class Training:
         return any(task.lives for task in self.tasks)
 
     def begin(self) -> None:
-        """Starts all nodes at their places."""
-        first = self.tasks[0].place
+        """Starts all nodes at their places, where those are still there."""
+        first, there = self.tasks[0].place, {room.name for room in self._fleet.rooms()}
         assert first is not None
+        if lost := [task for task in self.tasks if task.node not in there]:
+            self._after_loss(lost)
+            return
         for task in self.tasks:
             assert task.place is not None
             task.client = self._fleet.clients[task.place.node]
@@ -134,7 +137,7 @@ class Training:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
         self.again, self.why = True, why
         for task in self.tasks:
-            task.end(_SETTLE_S)
+            task.end(TRAIN_END_S)
 
     def stop(self, number: int) -> bool:
         """Passes on a signal, after which they save and end; whether there is anything to wait for."""
@@ -186,8 +189,10 @@ class Training:
             self.code = code if told else 128 + interrupted
         elif lost:
             self._after_loss(lost)
+        elif asked and code != EXIT_OK:
+            self._again(self.why)
         elif any(one < 0 or one in _BY_SIGNAL for one in codes):
-            self._again(self.why if asked else "a signal ended it")
+            self._again("a signal ended it")
         elif code == EXIT_PORT_TAKEN:
             self._again("its port was taken meanwhile")
         elif code == EXIT_SERVER_UNREACHABLE and self._servers_were_ready():
