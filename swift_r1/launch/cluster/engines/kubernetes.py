@@ -57,14 +57,10 @@ def render(run: RunFile) -> dict[str, Any]:
     """The JobSet. Raises UsageError: options that cannot be."""
     options = read_options(run, "kubernetes", _OPTIONS)
     faults = [f"{name} is missing" for name in ("image", "claim") if name not in options]
-    faults += [
-        f"{name} has no place in a manifest: put it into the secret {options.get('secret', SECRET)}"
-        for name in run.environ
-        if re.search("KEY|TOKEN|SECRET|PASSWORD", name)
-    ]
     if faults:
         raise UsageError(*(f"{run.path}: kubernetes: {fault}" for fault in faults))
-    name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower()).strip("-")[:40] or "swift-r1"
+    name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower())[:40].strip("-") or "swift-r1"
+    name = name if name[0].isalpha() else f"run-{name}"  # as a Service's must begin
     urls = {
         role.name: [f"http://{name}-{role.name}-{number}-0.{name}:{PORT}" for number in range(role.count)]
         for role in run.roles.values()
@@ -133,7 +129,8 @@ def _pod(
         "image": options["image"],
         "workingDir": options.get("folder", mount),
         "command": [options.get("python", "python"), *words],
-        "env": [*({"name": key, "value": value} for key, value in run.environ.items()), *environ],
+        # Those without a value are in the secret.
+        "env": [*({"name": key, "value": value} for key, value in run.environ.items() if value is not None), *environ],
         "envFrom": [{"secretRef": {"name": options.get("secret", SECRET)}}],
         "resources": {"limits": asked, "requests": asked},
         "volumeMounts": [{"name": "data", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
