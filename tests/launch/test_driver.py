@@ -245,6 +245,7 @@ def test_more_than_there_is_is_said(launch):
         "roles: rollout needs 3 replicas with 2 GPUs each, and there is room for 2; nodes, with what is free: "
         "local 0 of 8 GPUs" in one.said
     )
+    assert list((one.folder / "out").iterdir()) == []  # else it would be the newest run
 
 
 def test_gpus_are_shared_out(launch):

@@ -29,7 +29,8 @@ def dry_run(run: RunFile, engine: Engine, environ: Mapping[str, str]) -> str:
     that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
     nodes = {node.name: node for node in engine.nodes()}
     rooms = [
-        Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus)))) for name, node in nodes.items()
+        Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)
+        for name, node in nodes.items()
     ]
     lines = [f"# agent on {name}: {shlex.join(engine.command(node))}" for name, node in nodes.items()]
     try:

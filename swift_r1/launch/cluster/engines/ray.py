@@ -19,6 +19,7 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engine import AgentPipe, Node, agent_words
+from swift_r1.launch.cluster.engines.local import LocalEngine
 from swift_r1.launch.cluster.options import read_options
 from swift_r1.launch.cluster.run_file import TRAIN, Role, RunFile
 from swift_r1.runtime.processes import last_line, say
@@ -184,14 +185,28 @@ def bundles_of(run: RunFile) -> list[Bundle]:
 
 
 def open_engine(run: RunFile, silence_s: float) -> RayEngine:
-    options = read_options(run, "ray", _OPTIONS)
-    strategy = options.get("strategy", "PACK")
-    if strategy not in _STRATEGIES:
-        raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+    options = _options(run)
     _connect(options.get("address", "auto"))
     bundles = bundles_of(run)
-    group = _placed(bundles, strategy, options.get("wait", DEFAULT_WAIT_S))
+    group = _placed(bundles, options.get("strategy", _STRATEGIES[0]), options.get("wait", DEFAULT_WAIT_S))
     return RayEngine(group, bundles, options.get("python", sys.executable), silence_s)
+
+
+def planned(run: RunFile, silence_s: float) -> LocalEngine:
+    """The bundles, on whichever nodes Ray will place them."""
+    python, folder = _options(run).get("python", sys.executable), str(Path.cwd())
+    nodes = [
+        Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
+        for number, one in enumerate(bundles_of(run))
+    ]
+    return LocalEngine(nodes, silence_s)
+
+
+def _options(run: RunFile) -> dict[str, Any]:
+    options = read_options(run, "ray", _OPTIONS)
+    if (strategy := options.get("strategy", _STRATEGIES[0])) not in _STRATEGIES:
+        raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+    return options
 
 
 def _connect(address: str) -> None:
