@@ -146,6 +146,15 @@ def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     assert "ended with 2 before it was ready: swift rollout: no such model" in one.said
 
 
+@pytest.mark.parametrize(("roles", "who"), [({"train": {}}, "train"), (ONE, "rollout")])
+def test_an_interpreter_that_is_not_there(launch, roles, who):
+    one = launch(roles, local={"python": "/no/such/python"})
+    assert one.wait() == 2
+    assert "cannot be started: [Errno 2] No such file or directory: '/no/such/python'" in one.said
+    [log] = one.folder.glob(f"out/*/launch/{who}-0.log")
+    assert "cannot be started" in log.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_trainer_first(launch, number):
     one = launch(ONE)

@@ -188,7 +188,7 @@ class Driver:
             if task is not None and kind == "output":
                 self._output(task, event["text"])
             elif task is not None:
-                task.ended(event["code"], event.get("text", ""))
+                task.ended(event["code"])
                 self._after(task)
 
     def _gone(self, client: AgentClient, text: str) -> None:

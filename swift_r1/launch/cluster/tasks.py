@@ -88,9 +88,8 @@ class Task:
         if self.client is not None and self.lives:
             self.client.tell("end", id=self.process, end_s=end_s)
 
-    def ended(self, code: int, text: str) -> None:
+    def ended(self, code: int) -> None:
         self.state, self.code = "ended", code
-        self.last_line = text or self.last_line
 
     def lost(self, why: str) -> None:
         """Its node is gone, and it with that."""

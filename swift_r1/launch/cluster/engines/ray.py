@@ -56,13 +56,12 @@ class AgentActor:
     def __init__(self, words: Sequence[str], cores: range | None) -> None:
         if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
-        with tempfile.NamedTemporaryFile(prefix="swift-launch-", delete=False) as said:
-            self._said = Path(said.name)
-            # Ray sets this to the actor's CPUs for its own tasks.
-            environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-            self._process = subprocess.Popen(
-                [sys.executable, *words], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
-            )
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the agent
+        # Ray sets this to the actor's CPUs for its own tasks.
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        self._process = subprocess.Popen(
+            [sys.executable, *words], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+        )
 
     def send(self, lines: bytes) -> None:
         assert self._process.stdin is not None
@@ -79,9 +78,7 @@ class AgentActor:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-        last = last_line(self._said)
-        self._said.unlink(missing_ok=True)
-        return last
+        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))
 
 
 class RayPipe:
