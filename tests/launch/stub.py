@@ -3,7 +3,8 @@ trainer that does what a file tells it. `python stub.py -m swift_r1 COMMAND FLAG
 
 Each start leaves `<command>-<pid>.json` with its words and variables, and a child that ignores signals, as engines do.
 A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal. The
-file `refuse` has a server end with 2 and these words; `taken-<command>` has the next one end with 4.
+file `refuse` has a server end with 2 and these words; `taken-<command>` has the next one end with 4; with `late`
+servers are not ready.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def saves(number: int, _frame: object) -> None:
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         known = self.headers["Authorization"] == f"Bearer {os.environ['SWIFT_API_KEY']}"
-        self.send_response(200 if known else 401)
+        self.send_response((503 if Path("late").exists() else 200) if known else 401)
         self.end_headers()
 
     def log_message(self, *_: object) -> None: ...

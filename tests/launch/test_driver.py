@@ -108,6 +108,27 @@ def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
     assert after["words"][-2:] == ["--resume_from_checkpoint", "last"]
 
 
+def test_training_waits_for_the_judge(launch, tmp_path):
+    """Its first question would have no answer: a model takes minutes to load."""
+    (tmp_path / "late").touch()
+    one = launch({"train": {}, "judge": {}}, judge={"model": "j"}, rlhf={"reward_funcs": ["digits", "judge"]})
+    one.started("rollout")
+    until(lambda: "judge-0 on local: started" in one.said)
+    assert not list(tmp_path.glob("rlhf-*"))
+    (tmp_path / "late").unlink()
+    one.started("rlhf")
+    assert one.said.index("judge-0 on local: serves") < one.said.index("train-0 on local: trains")
+
+
+def test_a_judge_that_does_not_serve(launch, tmp_path):
+    (tmp_path / "late").touch()
+    flags = {"reward_funcs": ["digits", "judge"], "vllm_server_timeout": 2}
+    one = launch({"train": {}, "judge": {}, "rollout": {}}, judge={"model": "j"}, rlhf=flags)
+    assert one.wait() == 5
+    assert "judge-0 on local did not serve within 2 s (--vllm_server_timeout): rollout is there" in one.said
+    assert not list(tmp_path.glob("rlhf-*"))
+
+
 def test_training_whose_servers_were_lost_begins_again(launch):
     one = launch(ONE, "--max_restarts", "1")
     one.started("rlhf")

@@ -14,6 +14,7 @@ from swift_r1.launch.cluster.engines.local import LocalEngine
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import Place
 from swift_r1.launch.cluster.run_file import read_run_file
+from swift_r1.launch.cluster.servers import Servers
 from swift_r1.launch.cluster.training import Training
 
 
@@ -58,8 +59,9 @@ def test_a_shell_that_prints_at_login(said):
 def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy, code):
     fleet = Fleet(LocalEngine([], 60), SimpleQueue(), 60)
     said = []
+    run = read_run_file(write_run({"train": {}}))
     training = Training(
-        read_run_file(write_run({"train": {}})),
+        run,
         fleet,
         {},
         str(tmp_path),
@@ -70,8 +72,7 @@ def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy,
         lambda task: tmp_path / "log",
         list,
         lambda task, what: said.append(what),
-        dict,
-        lambda: False,
+        Servers(run, fleet, {}, 3, 60, None, list, None, None),
     )
     training.tasks[0].place = Place("lost", (), None)
     training.begin()

@@ -57,7 +57,15 @@ class Driver:
         self._begun = self._ending = self._at_once = False
         shared = dict(environ)
         self.servers = Servers(
-            run, self.fleet, shared, args.max_restarts, self.log, self.taken, self._became, self._moved
+            run,
+            self.fleet,
+            shared,
+            args.max_restarts,
+            args.node_timeout,
+            self.log,
+            self.taken,
+            self._became,
+            self._moved,
         )
         self.training = Training(
             run,
@@ -71,8 +79,7 @@ class Driver:
             self.log,
             self.taken,
             self._became,
-            lambda: self.servers.urls,
-            lambda: self.servers.were_ready,
+            self.servers,
         )
 
     @property
@@ -107,7 +114,7 @@ class Driver:
                     self._begun = True
                     for task in self.servers.tasks:
                         self.servers.begin(task)
-                    self._until(lambda: self.servers.placed)
+                    self._until(lambda: self.servers.placed and self.servers.enough)
                 if self.interrupted is None:
                     self.training.begin()
                     self._until(lambda: self.training.code is not None)

@@ -19,7 +19,8 @@ from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engines import ENGINES
 
 TRAIN, ROLLOUT = "train", "rollout"
-SERVERS = ("judge", "teacher")
+JUDGE, TEACHER = "judge", "teacher"
+SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
 _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
 _CHOSEN_VARIABLES = (
@@ -133,15 +134,15 @@ def with_addresses(
             faults.append(f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role")
         if not flags.setdefault("use_vllm", True) or flags.get("vllm_mode", "server") != "server":
             faults.append(f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role")
-    if "teacher" in urls:
+    if TEACHER in urls:
         if {"teacher_model", "teacher_model_server"}.intersection(flags):
             faults.append("the role teacher teaches: leave out teacher_model and teacher_model_server, or the role")
-        flags["teacher_model_server"] = list(urls["teacher"])
-    if "judge" in urls:
+        flags["teacher_model_server"] = list(urls[TEACHER])
+    if JUDGE in urls:
         judge = _judge(flags.get("judge") or {})
         if "url" in judge:
             faults.append("judge: swift launch knows its url: leave it out, or the role judge")
-        [url] = urls["judge"]
+        [url] = urls[JUDGE]
         flags["judge"] = json.dumps(judge | {"url": f"{url}/v1", "api_key_env": API_KEY_VARIABLE})
     if faults:
         raise UsageError(*faults)
