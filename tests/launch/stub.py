@@ -4,7 +4,7 @@ trainer that does what a file tells it. `python stub.py -m swift_r1 COMMAND FLAG
 Each start leaves `<command>-<pid>.json` with its words and variables, and a child that ignores signals, as engines do.
 A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal. The
 file `refuse` has a server end with 2 and these words; `taken-<command>` has the next one end with 4; with `late`
-servers are not ready.
+servers are not ready; with `talk` a trainer says more than a pipe takes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ def main(command: str, flags: list[str]) -> None:
     part.write_text(json.dumps(about))
     part.rename(f"{command}-{os.getpid()}.json")
     print(f"{command} is there", flush=True)
+    if command == "rlhf" and Path("talk").exists():
+        print(
+            1000 * "a line of a hundred characters, or nearly so, of which a pipe that nobody reads does not take all\n"
+        )
     if command == "rollout":
         HTTPServer((value("--host"), int(value("--port"))), Ready).serve_forever()
     end = Path(f"end-{os.environ.get('NODE_RANK', '0')}")

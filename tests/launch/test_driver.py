@@ -8,6 +8,8 @@ import os
 import pty
 import signal
 import termios
+import threading
+import time
 
 import psutil
 import pytest
@@ -283,6 +285,23 @@ def test_gpus_are_shared_out(launch):
     servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
     assert trainer["CUDA_VISIBLE_DEVICES"] == "0,1" and trainer["NPROC_PER_NODE"] == "2"
     assert {server["CUDA_VISIBLE_DEVICES"] for server in servers} == {"2", "3"}
+
+
+def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
+    """As after Ctrl-S, or where a disk hangs."""
+    (tmp_path / "talk").touch()
+    reader, writer = os.pipe()
+    one = launch(ONE, "--silence_timeout", "6", streams={"stdout": writer})
+    os.close(writer)
+    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 8)
+    with open(reader) as said:
+        threading.Thread(target=said.read, daemon=True).start()
+        one.end(0)
+        assert one.wait() == 0
+    assert {server["pid"] for server in servers} == {int(path.stem[8:]) for path in tmp_path.glob("rollout-*.json")}
+    assert [f"rlhf-{trainer['pid']}"] == [path.stem for path in tmp_path.glob("rlhf-*.json")]
 
 
 def test_two_launches_in_one_folder(launch):

@@ -6,19 +6,21 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from swift_r1.errors import SwiftError, one_line
 from swift_r1.launch.cluster.engine import AgentPipe, Engine, Node
 
 Event = Mapping[str, Any]
+_PING_S = 1.0
+_PING = b'{"do": "ping", "ask": 0}\n'
 
 
 class AgentClient:
     """Connects to an agent in a thread of its own, which then puts what that says into `events`, as pairs of this and
-    the event; the last is `gone`, with `text`. Another thread sends the orders: a way that takes none, such as a dead
-    connection, keeps nobody else waiting.
+    the event; the last is `gone`, with `text`. Another thread sends the orders, and lets the agent hear from here
+    between them: neither a dead connection nor a driver that waits for its terminal or its disk is anybody's end.
 
     Attributes:
         about: what the agent's `hello` said; None before that.
@@ -53,7 +55,15 @@ class AgentClient:
 
     def _send(self, pipe: AgentPipe) -> None:
         """Until there is nothing more to send, or the agent is gone, which `gone` says."""
-        while (order := self._orders.get()) is not None:
+        while True:
+            try:
+                order = self._orders.get(timeout=_PING_S)
+            except Empty:
+                if self.about is None:
+                    continue
+                order = _PING
+            if order is None:
+                return
             try:
                 pipe.send(order)
             except (OSError, ValueError):  # ValueError: it is closed
@@ -69,7 +79,9 @@ class AgentClient:
             if not isinstance(event, dict) or "event" not in event:
                 said = line.decode(errors="replace").strip()[:200]
                 return f"{said!r} came in the place of an agent's words: does its shell print at login?"
-            self._events.put((self, event))
+            self.heard = time.monotonic()
+            if event.get("ask") != 0:
+                self._events.put((self, event))
         return pipe.last_words()
 
     def tell(self, do: str, **values: Any) -> None:

@@ -173,7 +173,6 @@ class Driver:
                 self.fleet.update(event)
             return
         if self.fleet.knows(source):
-            source.heard = time.monotonic()
             self._from_agent(source, event)
 
     def _from_agent(self, client: AgentClient, event: Event) -> None:

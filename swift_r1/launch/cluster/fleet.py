@@ -97,13 +97,11 @@ class Fleet:
         return all(client.about is not None for client in self.clients.values())
 
     def look(self) -> None:
-        """Lets the agents hear from here, and gives up those that are silent."""
+        """Gives up the agents that are silent."""
         for client in list(self.clients.values()):
             limit = HELLO_S if client.about is None else self.silence_s
             if time.monotonic() - client.heard > limit and not client.closed:
                 self.drop(client, f"it has not been heard from for {limit:g} s")
-            elif client.about is not None:
-                client.ask("ping", lambda _: None)
 
     def rooms(self) -> list[Room]:
         """Of the nodes that can be used."""
