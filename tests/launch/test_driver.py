@@ -213,6 +213,15 @@ def test_a_terminal_that_is_closed_is_a_signal(launch, tmp_path):
     assert "saves" in log.read_text()
 
 
+def test_nohup_is_heeded(launch):
+    one = launch(ONE, streams={"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)})
+    one.started("rlhf")
+    one.process.send_signal(signal.SIGHUP)
+    one.end(0)
+    assert one.wait() == 0
+    assert "saves" not in one.said
+
+
 def test_a_pipe_that_is_closed_does_not_matter(launch, tmp_path):
     reader, writer = os.pipe()
     one = launch(ONE, streams={"stdout": writer})

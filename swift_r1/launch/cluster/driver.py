@@ -263,7 +263,8 @@ class Driver:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in _SIGNALS}
+        heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]  # nohup
+        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in heard}
         try:
             yield
         finally:
