@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 
 from swift_r1.arguments.rollout import url_of
@@ -69,4 +70,4 @@ def _devices(place: Place, node: Node) -> dict[str, str]:
 
 
 def _one(name: str, node: Node, words: list[str], environ: Mapping[str, str]) -> str:
-    return f"# {name} on {node.name}\n{shown_command(node.python or 'python', node.folder, words, environ)}"
+    return f"# {name} on {node.name}\n{shown_command(node.python or sys.executable, node.folder, words, environ)}"
