@@ -254,6 +254,7 @@ def test_nothing_is_left_behind(launch, who):
         one.process.kill()
         one.process.wait(10)
         wait_until_gone(below, 40)
+        assert {path.name for path in one.folder.glob("saved-*")} == {"saved-0", "saved-1"}
         return
     agent = one.agent(next(one for one in trainers if one["NODE_RANK"] == "0"))
     [inner] = agent.children()

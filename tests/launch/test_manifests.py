@@ -61,6 +61,9 @@ def test_faults_of_the_sections(dry_run):
     assert code == 2 and "slurm: there is no key partitoin: did you mean partition?" in said
     code, _, said = dry_run("kubernetes", {"train": {}}, kubernetes={"image": "i"})
     assert code == 2 and "kubernetes: claim is missing" in said
+    for engine, line in (("kubernetes", "Kubernetes chooses the nodes"), ("ray", "Ray chooses the nodes")):
+        code, _, said = dry_run(engine, {"train": {"hosts": ["a"]}}, kubernetes={"image": "i", "claim": "c"})
+        assert code == 2 and f"run.yaml: roles: train: hosts: {line}" in said
 
 
 def test_a_jobset(dry_run, monkeypatch):

@@ -20,7 +20,7 @@ from typing import Any
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engine import AgentPipe, Node, agent_words
 from swift_r1.launch.cluster.engines.local import LocalEngine
-from swift_r1.launch.cluster.options import read_options
+from swift_r1.launch.cluster.options import hosts_faults, read_options
 from swift_r1.launch.cluster.run_file import TRAIN, Role, RunFile
 from swift_r1.runtime.processes import last_line, say
 
@@ -201,6 +201,8 @@ def planned(run: RunFile, silence_s: float) -> LocalEngine:
 
 def _options(run: RunFile) -> dict[str, Any]:
     options = read_options(run, "ray", _OPTIONS)
+    if faults := hosts_faults(run, "Ray chooses the nodes: leave it out"):
+        raise UsageError(*faults)
     if (strategy := options.get("strategy", _STRATEGIES[0])) not in _STRATEGIES:
         raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
     return options
