@@ -243,7 +243,7 @@ def test_a_second_signal_ends_at_once(launch):
     assert one.wait(20) == 130
 
 
-@pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process"])
+@pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process", "the agent's process group"])
 def test_nothing_is_left_behind(launch, who):
     one = launch(TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2})
     one.started("rollout", 2)
@@ -259,7 +259,10 @@ def test_nothing_is_left_behind(launch, who):
     agent = one.agent(next(one for one in trainers if one["NODE_RANK"] == "0"))
     [inner] = agent.children()
     own = [inner, *inner.children(recursive=True)]
-    (inner if who == "agent" else agent).kill()
+    if who.endswith("group"):  # as Ray does with what its workers have started
+        os.killpg(os.getpgid(agent.pid), signal.SIGKILL)
+    else:
+        (inner if who == "agent" else agent).kill()
     wait_until_gone(own, 40)
     assert one.wait() == 5
     assert "local-0 is gone" in one.said

@@ -275,6 +275,7 @@ def main() -> int:
     inner = os.fork()
     if inner:
         return _guard(inner)
+    os.setsid()  # what kills the group of the first process, as Ray does, leaves one that ends all
     end_with_parent(signal.SIGTERM)
     adopt_orphans()
     # Nothing but the protocol may reach the driver.

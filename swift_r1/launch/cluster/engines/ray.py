@@ -60,7 +60,12 @@ class AgentActor:
         # Ray sets this to the actor's CPUs for its own tasks.
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._process = subprocess.Popen(
-            [sys.executable, *words], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+            [sys.executable, *words],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,  # Ray kills its worker's process group
         )
 
     def send(self, lines: bytes) -> None:
