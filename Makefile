@@ -27,8 +27,8 @@ test: install ## the tests, on two processes; PYTEST_ARGS='-k rewards' to choose
 test-long: install ## the slow tests too, one after another, over an hour
 	@$(ENV) $(PY) -m pytest -m "not gpu and not cluster" $(PYTEST_ARGS)
 
-test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real parts, and what their failures do (root; 20 minutes)
-	@[ "$$(id -u)" -ne 0 ] || command -v slurmctld >/dev/null || \
+test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real parts, and what their failures do (root; half an hour)
+	@[ "$$(id -u)" -ne 0 ] || { command -v slurmctld && command -v sshd; } >/dev/null || \
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES))
 	@$(PY) -m pip install -q --disable-pip-version-check -r requirements/ray.in
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in

@@ -30,7 +30,12 @@ class LaunchArguments(Command):
         "stop",
         choices=("restart", "wait", "stop"),
     )
-    node_timeout: float = free(600.0, "seconds that training waits for nodes, once it has lost one", more_than=0)
+    node_timeout: float = free(
+        600.0,
+        "seconds without the nodes that training needs, or without a place for any server of a role, after which the "
+        "launch ends",
+        more_than=0,
+    )
     silence_timeout: float = free(
         60.0,
         "seconds without a word after which a node counts as gone, and ends what runs on it",

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from swift_r1.launch.cluster.engines import ENGINES
 from swift_r1.launch.cluster.run_file import RunFile, read_run_file
 from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
 from swift_r1.runs.folder import newest_version
-from swift_r1.runtime.processes import run_folder_held
+from swift_r1.runtime.processes import run_folder_held, say
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
 
@@ -62,14 +63,15 @@ def run(words: Sequence[str]) -> int:
         code = module.hand_over(run_file, _without_dry_run(words), args.dry_run)
         if code is not None:
             return int(code)
-    engine = module.open_engine(run_file, args.silence_timeout)
     key = os.environ.get(API_KEY_VARIABLE) or secrets.token_hex(16)
     environ = shared_variables(run_file, key, os.environ)
     if args.dry_run:
-        print(dry_run(run_file, engine, environ))
+        planned = getattr(module, "planned", module.open_engine)
+        print(dry_run(run_file, planned(run_file, args.silence_timeout), environ))
         return EXIT_OK
     if faults := run_folder_faults(run_file.args, World()):
         raise UsageError(*faults)
+    engine = module.open_engine(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
     folder = _folder(run_file, resume)
     code = _launch(run_file, engine, args, environ, folder, resume)
@@ -121,6 +123,7 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
         newest = newest_version(base)[1]
         if newest is not None and holds_run(newest):
             return base / newest.name
+        say(f"there is no run in {newest or base} yet: starting from the beginning", "launch")
     made = make_run_folder(run_file.args)
     return base / made.name if run_file.args.add_version else base
 
@@ -141,4 +144,9 @@ def _launch(
         driver = Driver(
             run_file, engine, args, environ, str(folder), logs, resume, display.say, display.show, display.changed
         )
-        return driver.run()
+        try:
+            return driver.run()
+        except UsageError:
+            if run_file.args.add_version and not holds_run(folder) and not any(logs.glob("*.log")):
+                shutil.rmtree(folder)  # `--resume_from_checkpoint last` would take it for the newest run
+            raise

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -42,6 +43,7 @@ logger = logging.getLogger("swift_r1.inference")
 
 _ENGINE = "vllm"
 _DRAIN_S = 30
+_KILLED_S = 10  # for a process that was killed to be gone
 _BACKLOG = 2048
 
 
@@ -140,6 +142,8 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
         with suppress(asyncio.CancelledError):
             await life
         await asyncio.to_thread(lifecycle.close)
+        for killed in multiprocessing.active_children():  # by vLLM, where an engine took long to end
+            await asyncio.to_thread(killed.join, _KILLED_S)
         remove_leftovers()
     if code[0] != EXIT_OK:
         # A signal to the whole process group ends the engine too; that is no failure.

@@ -252,7 +252,7 @@ def _limit_ending(soon: float, patience: float) -> None:
         told = True
         if (
             LAUNCHED in os.environ
-        ):  # where what ends a whole node may signal it too; the launch kills what is to end at once
+        ):  # what ends a whole node may signal it too; `swift launch` kills what is to end at once
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for one in ranks:
             one.send_signal(death_sig)

@@ -257,7 +257,7 @@ def remove_leftovers() -> None:
     whatever container it runs), the marks of processes with Intel's OpenMP, and the segments of vLLM's workers."""
     for mark in _SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
         pid = mark.name.split("_")[-2]  # this process's own, which nothing asks for again, goes too
-        if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
+        if pid == str(os.getpid()) or _has_ended(pid):
             mark.unlink(missing_ok=True)
     for segment in _unmapped_segments():
         logger.info("removing %s, left by an engine that is gone", segment)
@@ -274,6 +274,14 @@ def remove_leftovers() -> None:
                 logger.info("removing %s, left by a server that is gone", folder)
                 shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
+
+
+def _has_ended(pid: str) -> bool:
+    """True too where nobody has collected its exit code yet, as vLLM does not of an engine that it kills."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def _unmapped_segments() -> list[Path]:

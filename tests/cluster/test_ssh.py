@@ -110,6 +110,23 @@ def test_training_goes_on_with_the_hosts_that_are_left(launch, ssh):
     assert "training goes on from its last checkpoint on 1 of 2 nodes" in one.said
 
 
+@pytest.mark.parametrize(
+    ("lost", "line"),
+    [
+        (2, "gen2 is gone, and no nodes came within 3 s (--node_timeout)"),
+        (3, "rollout-0 has had no place for 3 s (--node_timeout): roles: rollout needs 1 replica on gen3"),
+    ],
+)
+def test_a_lost_host_is_not_waited_for_for_ever(launch, ssh, lost, line):
+    roles = {"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}, "rollout": {"hosts": ["gen3"]}}
+    one = launch(roles, "--on_node_loss", "wait", "--node_timeout", "3")
+    one.started("rlhf", 2)
+    until(lambda: "rollout-0 on gen3: serves" in one.said)
+    ssh.kill(lost)
+    assert one.wait() == 5
+    assert line in one.said
+
+
 def test_nothing_is_left_on_any_host(launch, ssh):
     one = launch(ROLES)
     one.started("rollout")

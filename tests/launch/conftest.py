@@ -37,16 +37,14 @@ RLHF = {
 class Launch:
     """A running `swift launch` in a folder."""
 
-    def __init__(self, folder: Path, words: list[str], enter: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, words: list[str], enter: Sequence[str] = (), **streams: Any) -> None:
         self.folder, self.log = folder, folder / "launch.log"
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*enter, sys.executable, "-m", "swift_r1", "launch", "run.yaml", *words],
                 cwd=folder,
                 env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                **{"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True, **streams},
             )
         self.seen: dict[int, psutil.Process] = {}
 
@@ -139,13 +137,19 @@ def interpreter(tmp_path: Path) -> Callable[[str], str]:
 def launch(
     tmp_path: Path, write_run: Callable[..., Path], interpreter: Callable[[str], str]
 ) -> Iterator[Callable[..., Launch]]:
-    """`launch(roles, *words, local={}, **sections) -> Launch` with the stubs."""
+    """`launch(roles, *words, local={}, streams={}, **sections) -> Launch` with the stubs."""
     running: list[Launch] = []
     python = interpreter(f'exec {sys.executable} {STUB} "$@"')
 
-    def start(roles: Mapping[str, Any], *words: str, local: Mapping[str, Any] | None = None, **sections: Any) -> Launch:
+    def start(
+        roles: Mapping[str, Any],
+        *words: str,
+        local: Mapping[str, Any] | None = None,
+        streams: Mapping[str, Any] | None = None,
+        **sections: Any,
+    ) -> Launch:
         write_run(roles, local={"python": python} | dict(local or {}), **sections)
-        running.append(Launch(tmp_path, list(words)))
+        running.append(Launch(tmp_path, list(words), **(streams or {})))
         return running[-1]
 
     yield start

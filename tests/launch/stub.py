@@ -1,12 +1,15 @@
 """`swift rollout` and `swift rlhf` for tests of the launcher, without a model: a server that is ready at once, and a
 trainer that does what a file tells it. `python stub.py -m swift_r1 COMMAND FLAGS...`, in a folder of the test's own.
 
-Each start leaves `<command>-<pid>.json` with its words and variables. A trainer ends with the code in `end-<node>`
-when that file is there, with 130 or 143 after a signal, and has a child that ignores signals, as an engine may.
+Each start leaves `<command>-<pid>.json` with its words and variables, and a child that ignores signals, as engines do.
+A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal. The
+file `refuse` has a server end with 2 and these words; `taken-<command>` has the next one end with 4; with `late`
+servers are not ready; with `talk` a trainer says more than a pipe takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,6 +29,12 @@ def main(command: str, flags: list[str]) -> None:
     if command == "rollout" and Path("refuse").exists():
         print(Path("refuse").read_text())
         sys.exit(2)
+    with contextlib.suppress(FileNotFoundError):
+        Path(f"taken-{command}").unlink()
+        sys.exit(4)
+    if command == "rlhf":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, saves)
     ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)
     about = {name: os.environ.get(name) for name in VARIABLES}
@@ -34,10 +43,12 @@ def main(command: str, flags: list[str]) -> None:
     part.write_text(json.dumps(about))
     part.rename(f"{command}-{os.getpid()}.json")
     print(f"{command} is there", flush=True)
+    if command == "rlhf" and Path("talk").exists():
+        print(
+            1000 * "a line of a hundred characters, or nearly so, of which a pipe that nobody reads does not take all\n"
+        )
     if command == "rollout":
         HTTPServer((value("--host"), int(value("--port"))), Ready).serve_forever()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
     end = Path(f"end-{os.environ.get('NODE_RANK', '0')}")
     deadline = time.monotonic() + 120
     while not end.exists() and time.monotonic() < deadline:
@@ -45,10 +56,16 @@ def main(command: str, flags: list[str]) -> None:
     sys.exit(int(end.read_text()))
 
 
+def saves(number: int, _frame: object) -> None:
+    Path(f"saved-{os.environ.get('NODE_RANK', '0')}").touch()
+    print("saves", flush=True)
+    sys.exit(128 + number)
+
+
 class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         known = self.headers["Authorization"] == f"Bearer {os.environ['SWIFT_API_KEY']}"
-        self.send_response(200 if known else 401)
+        self.send_response((503 if Path("late").exists() else 200) if known else 401)
         self.end_headers()
 
     def log_message(self, *_: object) -> None: ...

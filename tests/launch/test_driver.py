@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
 import signal
+import termios
+import threading
+import time
 
 import psutil
 import pytest
@@ -12,6 +18,10 @@ from tests.conftest import until, wait_until_gone
 
 ONE = {"train": {}, "rollout": {"replicas": 2}}
 TWO_NODES = {"train": {"nodes": 2, "processes": 2}, "rollout": {"hosts": ["local-2"]}}
+
+
+def port_of(server):
+    return server["words"][server["words"].index("--port") + 1]
 
 
 def test_servers_then_training_then_nothing(launch):
@@ -24,7 +34,7 @@ def test_servers_then_training_then_nothing(launch):
     servers = one.started("rollout", 3)
     [trainer] = one.started("rlhf")
     flags = trainer["words"]
-    ports = {server["words"][server["words"].index("--port") + 1] for server in servers}
+    ports = {port_of(server) for server in servers}
     assert len(ports) == 3
     assert {url.rpartition(":")[2] for url in flags if url.startswith("http://")} < ports
     assert '"api_key_env": "SWIFT_API_KEY"' in flags[flags.index("--judge") + 1]
@@ -50,6 +60,85 @@ def test_a_killed_replica_comes_back_where_it_was(launch):
     after = one.started("rollout", 2)
     assert sorted(one["words"] for one in after) == sorted(one["words"] for one in before)
     assert len(one.started("rlhf")) == 1
+
+
+def test_a_server_that_ends_again_and_again_is_given_up_and_the_last_one_ends_the_launch(launch, tmp_path):
+    one = launch(ONE, "--max_restarts", "1")
+    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    until(lambda: one.said.count("serves") == 2)
+    (tmp_path / "refuse").write_text("swift rollout: no memory left\n")
+    os.kill(servers[0]["pid"], signal.SIGKILL)
+    until(lambda: "ended with 2: given up after 2 ends in a row: swift rollout: no memory left" in one.said)
+    [file] = tmp_path.glob("out/*/launch/servers.txt")
+    [url] = until(lambda: (lines := file.read_text().split()) and len(lines) == 1 and lines)
+    assert url.endswith(f":{port_of(servers[1])}")
+    assert one.started("rlhf") == [trainer]
+    os.kill(servers[1]["pid"], signal.SIGKILL)
+    assert one.wait() == 2
+    assert one.said.count("given up") == 3  # the last one at once, and at the end
+    assert "; training ends after its step, and saves" in one.said
+    assert "saves" in (file.parent / "train-0.log").read_text()
+
+
+@pytest.mark.parametrize("command", ["rollout", "rlhf"])
+def test_a_port_that_was_taken_meanwhile(launch, tmp_path, command):
+    (tmp_path / f"taken-{command}").touch()
+    one = launch(ONE)
+    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    until(lambda: one.said.count("serves") == 2)
+    assert "ended with 4" in one.said
+    [file] = tmp_path.glob("out/*/launch/servers.txt")
+    ports = {url.rpartition(":")[2] for url in file.read_text().split()}
+    assert ports == {port_of(server) for server in servers}
+    assert ("--resume_from_checkpoint" in trainer["words"]) is (command == "rlhf")
+
+
+@pytest.mark.parametrize("role", ["judge", "teacher"])
+def test_training_is_told_where_a_judge_or_teacher_is_now(launch, role):
+    flags = {"reward_funcs": ["digits", "judge"]} if role == "judge" else {}
+    one = launch(
+        {"train": {"hosts": ["local-0"]}, role: {"hosts": ["local-1", "local-2"]}},
+        local={"nodes": 3},
+        rlhf=flags,
+        **{role: {"model": "other"}},
+    )
+    [server], [trainer] = one.started("rollout"), one.started("rlhf")
+    assert f":{port_of(server)}" in " ".join(trainer["words"])
+    one.agent(server).children()[0].kill()
+    [again], [after] = one.started("rollout", after=[server]), one.started("rlhf", after=[trainer])
+    assert f":{port_of(again)}" in " ".join(after["words"])
+    assert after["words"][-2:] == ["--resume_from_checkpoint", "last"]
+
+
+def test_training_waits_for_the_judge(launch, tmp_path):
+    """Its first question would have no answer: a model takes minutes to load."""
+    (tmp_path / "late").touch()
+    one = launch({"train": {}, "judge": {}}, judge={"model": "j"}, rlhf={"reward_funcs": ["digits", "judge"]})
+    one.started("rollout")
+    until(lambda: "judge-0 on local: started" in one.said)
+    assert not list(tmp_path.glob("rlhf-*"))
+    (tmp_path / "late").unlink()
+    one.started("rlhf")
+    assert one.said.index("judge-0 on local: serves") < one.said.index("train-0 on local: trains")
+
+
+def test_a_judge_that_does_not_serve(launch, tmp_path):
+    (tmp_path / "late").touch()
+    flags = {"reward_funcs": ["digits", "judge"], "vllm_server_timeout": 2}
+    one = launch({"train": {}, "judge": {}, "rollout": {}}, judge={"model": "j"}, rlhf=flags)
+    assert one.wait() == 5
+    assert "judge-0 on local did not serve within 2 s (--vllm_server_timeout): rollout is there" in one.said
+    assert not list(tmp_path.glob("rlhf-*"))
+
+
+def test_training_whose_servers_were_lost_begins_again(launch):
+    one = launch(ONE, "--max_restarts", "1")
+    one.started("rlhf")
+    until(lambda: one.said.count("serves") == 2)
+    one.end(3)
+    assert one.wait() == 5
+    assert "its servers were lost: training goes on from its last checkpoint" in one.said
+    assert len(list(one.folder.glob("rlhf-*.json"))) == 2
 
 
 @pytest.mark.parametrize("code", [2, 5, 3])
@@ -80,14 +169,67 @@ def test_a_server_that_does_not_start_ends_the_launch(launch, tmp_path):
     assert "ended with 2 before it was ready: swift rollout: no such model" in one.said
 
 
+@pytest.mark.parametrize(("roles", "who"), [({"train": {}}, "train"), (ONE, "rollout")])
+def test_an_interpreter_that_is_not_there(launch, roles, who):
+    one = launch(roles, local={"python": "/no/such/python"})
+    assert one.wait() == 2
+    assert "cannot be started: [Errno 2] No such file or directory: '/no/such/python'" in one.said
+    [log] = one.folder.glob(f"out/*/launch/{who}-0.log")
+    assert "cannot be started" in log.read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_trainer_first(launch, number):
     one = launch(ONE)
     one.started("rollout", 2)
-    [trainer] = one.started("rlhf")
+    one.started("rlhf")
     one.process.send_signal(number)
     assert one.wait() == 128 + number
-    assert f"ended with {128 + number}" in one.said or not psutil.pid_exists(trainer["pid"])
+    assert f"train-0 on local ended with {128 + number}" in one.said
+    [log] = one.folder.glob("out/*/launch/train-0.log")
+    assert "saves" in log.read_text()
+
+
+def test_a_terminal_that_is_closed_is_a_signal(launch, tmp_path):
+    own, other = pty.openpty()
+
+    def in_terminal() -> None:
+        fcntl.ioctl(other, termios.TIOCSCTTY, 0)
+
+    one = launch(ONE, streams={"stdout": other, "preexec_fn": in_terminal})
+    os.close(other)
+    os.set_blocking(own, False)
+
+    def trains() -> bool:
+        with contextlib.suppress(BlockingIOError):  # else it would wait for its output to be read
+            os.read(own, 1 << 16)
+        return any(tmp_path.glob("rlhf-*.json"))
+
+    until(trains)
+    one.below()
+    os.close(own)
+    assert one.wait() == 143
+    [log] = tmp_path.glob("out/*/launch/train-0.log")
+    assert "saves" in log.read_text()
+
+
+def test_nohup_is_heeded(launch):
+    one = launch(ONE, streams={"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)})
+    one.started("rlhf")
+    one.process.send_signal(signal.SIGHUP)
+    one.end(0)
+    assert one.wait() == 0
+    assert "saves" not in one.said
+
+
+def test_a_pipe_that_is_closed_does_not_matter(launch, tmp_path):
+    reader, writer = os.pipe()
+    one = launch(ONE, streams={"stdout": writer})
+    os.close(writer)
+    os.close(reader)
+    one.started("rlhf")
+    one.end(0)
+    assert one.wait() == 0
 
 
 def test_a_second_signal_ends_at_once(launch):
@@ -101,7 +243,7 @@ def test_a_second_signal_ends_at_once(launch):
     assert one.wait(20) == 130
 
 
-@pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process"])
+@pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process", "the agent's process group"])
 def test_nothing_is_left_behind(launch, who):
     one = launch(TWO_NODES | {"rollout": {"replicas": 2}}, "--on_node_loss", "stop", local={"nodes": 2})
     one.started("rollout", 2)
@@ -112,11 +254,15 @@ def test_nothing_is_left_behind(launch, who):
         one.process.kill()
         one.process.wait(10)
         wait_until_gone(below, 40)
+        assert {path.name for path in one.folder.glob("saved-*")} == {"saved-0", "saved-1"}
         return
     agent = one.agent(next(one for one in trainers if one["NODE_RANK"] == "0"))
     [inner] = agent.children()
     own = [inner, *inner.children(recursive=True)]
-    (inner if who == "agent" else agent).kill()
+    if who.endswith("group"):  # as Ray does with what its workers have started
+        os.killpg(os.getpgid(agent.pid), signal.SIGKILL)
+    else:
+        (inner if who == "agent" else agent).kill()
     wait_until_gone(own, 40)
     assert one.wait() == 5
     assert "local-0 is gone" in one.said
@@ -144,6 +290,7 @@ def test_more_than_there_is_is_said(launch):
         "roles: rollout needs 3 replicas with 2 GPUs each, and there is room for 2; nodes, with what is free: "
         "local 0 of 8 GPUs" in one.said
     )
+    assert list((one.folder / "out").iterdir()) == []  # else it would be the newest run
 
 
 def test_gpus_are_shared_out(launch):
@@ -151,6 +298,23 @@ def test_gpus_are_shared_out(launch):
     servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
     assert trainer["CUDA_VISIBLE_DEVICES"] == "0,1" and trainer["NPROC_PER_NODE"] == "2"
     assert {server["CUDA_VISIBLE_DEVICES"] for server in servers} == {"2", "3"}
+
+
+def test_output_that_is_not_read_for_long_is_no_silence(launch, tmp_path):
+    """As after Ctrl-S, or where a disk hangs."""
+    (tmp_path / "talk").touch()
+    reader, writer = os.pipe()
+    one = launch(ONE, "--silence_timeout", "6", streams={"stdout": writer})
+    os.close(writer)
+    servers, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 8)
+    with open(reader) as said:
+        threading.Thread(target=said.read, daemon=True).start()
+        one.end(0)
+        assert one.wait() == 0
+    assert {server["pid"] for server in servers} == {int(path.stem[8:]) for path in tmp_path.glob("rollout-*.json")}
+    assert [f"rlhf-{trainer['pid']}"] == [path.stem for path in tmp_path.glob("rlhf-*.json")]
 
 
 def test_two_launches_in_one_folder(launch):

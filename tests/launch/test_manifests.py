@@ -60,9 +60,11 @@ def test_roles_that_need_other_nodes_are_components(dry_run):
 def test_faults_of_the_sections(dry_run):
     code, _, said = dry_run("slurm", {"train": {}}, slurm={"partitoin": "x", "rollout": {"nodes": 3}})
     assert code == 2 and "slurm: there is no key partitoin: did you mean partition?" in said
-    code, _, said = dry_run("kubernetes", {"train": {}}, kubernetes={"image": "i"}, environ={"HF_TOKEN": "hidden"})
+    code, _, said = dry_run("kubernetes", {"train": {}}, kubernetes={"image": "i"})
     assert code == 2 and "kubernetes: claim is missing" in said
-    assert "HF_TOKEN has no place in a manifest: put it into the secret swift-r1" in said and "hidden" not in said
+    for engine, line in (("kubernetes", "Kubernetes chooses the nodes"), ("ray", "Ray chooses the nodes")):
+        code, _, said = dry_run(engine, {"train": {"hosts": ["a"]}}, kubernetes={"image": "i", "claim": "c"})
+        assert code == 2 and f"run.yaml: roles: train: hosts: {line}" in said
 
 
 def test_a_jobset(dry_run, monkeypatch):
@@ -83,6 +85,22 @@ def test_a_jobset(dry_run, monkeypatch):
     assert {"name": "MASTER_ADDR", "value": "run-train-0-0.run"} in trains["env"]
     assert "http://run-rollout-3-0.run:8000" in trains["command"] and "0.0.0.0" in serves["command"]
     assert trains["envFrom"] == [{"secretRef": {"name": "swift-r1"}}]
+
+
+def test_a_name_that_no_service_could_have(dry_run, tmp_path, write_run):
+    write_run(
+        {"train": {}}, kubernetes={"image": "i", "claim": "c"}, environ={"KEY": None, "TOKENIZERS_PARALLELISM": False}
+    )
+    (tmp_path / "run.yaml").rename(tmp_path / "7_b-Instruct_.with_a_name_of_its_own_and_more_.yaml")
+    words = [sys.executable, "-m", "swift_r1", "launch", next(tmp_path.glob("7*.yaml")).name]
+    words += ["--on", "kubernetes", "--dry_run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    manifest = yaml.safe_load(done.stdout)
+    assert manifest["metadata"]["name"] == "run-7-b-instruct-with-a-name-of-its-own-and"
+    [job] = manifest["spec"]["replicatedJobs"]
+    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["env"][0] == {"name": "TOKENIZERS_PARALLELISM", "value": "false"}
+    assert "KEY" not in [one["name"] for one in container["env"]]
 
 
 def test_a_manifest_is_not_applied_from_here(dry_run, write_run, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swift_r1.errors import UsageError
+from swift_r1.launch.cluster.commands import shared_variables
 from swift_r1.launch.cluster.options import read_options
 from swift_r1.launch.cluster.placement import NoRoom, Place, Room, find_places
 from swift_r1.launch.cluster.run_file import Role, read_run_file, with_addresses
@@ -58,6 +59,32 @@ def test_all_faults_together(write_run):
         "rlhf: unknown flag --lerning_rate: did you mean --learning_rate?",
         "rlhf: --api_key has no effect without --use_vllm true",
         "judge has flags, and no role of that name: add it to roles, or leave the section out",
+    ]
+
+
+def test_variables(write_run):
+    given = {"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": False, "N": 3, "JUDGE_API_KEY": None}
+    run = read_run_file(write_run({"train": {}}, environ=given))
+    assert run.environ == {"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "false", "N": "3", "JUDGE_API_KEY": None}
+    variables = shared_variables(run, "k", {"JUDGE_API_KEY": "j", "HF_TOKEN": "h", "HOME": "/"})
+    assert variables["JUDGE_API_KEY"] == "j" and variables["HF_TOKEN"] == "h" and "HOME" not in variables
+    with pytest.raises(UsageError, match="environ: JUDGE_API_KEY has no value, and is not set here"):
+        shared_variables(run, "k", {})
+
+
+def test_variables_that_cannot_be(write_run):
+    path = write_run(
+        {"train": {"gpus": 2, "processes": 1}},
+        environ={"HF_TOKEN": "hidden", "NNODES": 2, "LIST": [1], "SWIFT_API_KEY": "x"},
+    )
+    with pytest.raises(UsageError) as caught:
+        read_run_file(path)
+    assert [fault.removeprefix(f"{path}: ") for fault in caught.value.faults] == [
+        "roles: train: processes: leave it out where there are gpus, each of which has one",
+        "environ: HF_TOKEN: a key has no place in a file: leave its value out, and set it here",
+        "environ: NNODES: swift launch chooses it",
+        "environ: LIST must be one value, not [1]",
+        "environ: SWIFT_API_KEY: swift launch chooses it",
     ]
 
 

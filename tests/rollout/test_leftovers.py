@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swift_r1.weights import staging
 from swift_r1.weights.staging import Staging, remove_leftovers
+from tests.conftest import until
 
 
 def test_only_what_no_server_holds_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +28,23 @@ def test_only_what_no_server_holds_is_removed(tmp_path: Path, monkeypatch: pytes
         assert living.folder.is_dir() and not killed.exists()
     finally:
         living.close()
+
+
+def test_marks_of_processes_that_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
+    ended, living = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    try:
+        marks = [tmp_path / f"__KMP_REGISTERED_LIB_{one.pid}_{os.getuid()}" for one in (ended, living)]
+        for mark in marks:
+            mark.touch()
+        until(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE)
+        remove_leftovers()
+        assert [mark.exists() for mark in marks] == [False, True]
+    finally:
+        living.kill()
+        for one in (ended, living):
+            one.wait(10)
 
 
 def test_a_new_folder_is_not_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

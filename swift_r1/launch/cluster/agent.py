@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from swift_r1.errors import EXIT_USAGE
 from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.runtime.hardware import gpu_ids
@@ -69,9 +70,8 @@ class Agent:
         write: `path`, `text`; in one piece. lines: `path`, `add`, `remove`; changes the lines of a file, and leaves
         those that others have written. ping: answers nothing else.
     Events, each with `event`:
-        hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal, and `text` where it
-        could not be started. answer: `ask`, and what was asked for or `error`. warned: SIGTERM came. gone: it ends, and
-        all of this with it.
+        hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal. answer: `ask`, and
+        what was asked for or `error`. warned: SIGTERM came. gone: it ends, and all of this with it.
     """
 
     silence_s: float
@@ -145,7 +145,8 @@ class Agent:
                 preexec_fn=in_child,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            self.tell("ended", id=order["id"], code=127, text=f"cannot be started: {error}")
+            self.tell("output", id=order["id"], text=f"swift launch: cannot be started: {error}\n")
+            self.tell("ended", id=order["id"], code=EXIT_USAGE)
             return
         child = Child(order["id"], process, order["end_s"])
         os.set_blocking(child.output, False)
@@ -172,7 +173,7 @@ class Agent:
     def do_write(self, order: Mapping[str, Any]) -> None:
         path = Path(order["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")  # others may write here too
         part.write_text(order["text"], encoding="utf-8")
         part.replace(path)
 
@@ -274,6 +275,7 @@ def main() -> int:
     inner = os.fork()
     if inner:
         return _guard(inner)
+    os.setsid()  # what kills the group of the first process, as Ray does, leaves one that ends all
     end_with_parent(signal.SIGTERM)
     adopt_orphans()
     # Nothing but the protocol may reach the driver.

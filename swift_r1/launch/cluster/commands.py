@@ -10,11 +10,11 @@ from swift_r1.arguments.fields import as_words, flag_specs
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.placement import Place
-from swift_r1.launch.cluster.run_file import TRAIN, RunFile, with_addresses
+from swift_r1.launch.cluster.run_file import TRAIN, RunFile, is_secret, with_addresses
 
 _FORWARDED = ("HF_TOKEN", "WANDB_API_KEY", "SWIFT_REWARD_API_TOKEN", "SWIFT_JUDGE_API_KEY")
-_HIDDEN = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def server_words(run: RunFile, role: str, address: str, port: int) -> list[str]:
@@ -51,15 +51,18 @@ def device_variables(place: Place, node_has_gpus: bool) -> dict[str, str]:
 
 
 def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of all processes: the file's, the servers' key, and this process's keys of trackers and hubs."""
+    """Of all processes: the file's, the servers' key, and this process's keys of trackers and hubs. Raises UsageError:
+    one that the file only names is not set here."""
+    if missing := [name for name, value in run.environ.items() if value is None and name not in environ]:
+        raise UsageError(*(f"{run.path}: environ: {name} has no value, and is not set here" for name in missing))
     secrets = {spec.info.secret for spec in flag_specs(RlhfArguments).values() if spec.info.secret}
     passed = {name: environ[name] for name in sorted({*secrets, *_FORWARDED}) if name in environ}
-    return passed | dict(run.environ) | {API_KEY_VARIABLE: key}
+    given = {name: environ[name] if value is None else value for name, value in run.environ.items()}
+    return passed | given | {API_KEY_VARIABLE: key}
 
 
 def shown_command(python: str, folder: str | None, words: Sequence[str], environ: Mapping[str, str]) -> str:
     """For a shell; the values of keys are `***`."""
-    secret = {name for name in environ if any(word in name for word in _HIDDEN)}
-    variables = " ".join(f"{name}={'***' if name in secret else shlex.quote(environ[name])}" for name in environ)
+    variables = " ".join(f"{name}={'***' if is_secret(name) else shlex.quote(environ[name])}" for name in environ)
     place = f"cd {shlex.quote(folder)} && " if folder else ""
     return f"{place}{variables} {shlex.join([python, *words])}".replace("&&  ", "&& ")

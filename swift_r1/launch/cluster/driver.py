@@ -11,14 +11,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from swift_r1.arguments.launch import LaunchArguments
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
 from swift_r1.launch.cluster.client import AgentClient, Event
 from swift_r1.launch.cluster.engine import Engine
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, place_roles
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.launch.cluster.servers import Servers
-from swift_r1.launch.cluster.tasks import SERVER_END_S, Task
+from swift_r1.launch.cluster.tasks import SERVER_END_S, TRAIN_END_S, Task
 from swift_r1.launch.cluster.training import Loss, Training
 
 _LOOK_S = 1.0
@@ -57,7 +57,15 @@ class Driver:
         self._begun = self._ending = self._at_once = False
         shared = dict(environ)
         self.servers = Servers(
-            run, self.fleet, shared, args.max_restarts, self.log, self.taken, self._became, self._moved
+            run,
+            self.fleet,
+            shared,
+            args.max_restarts,
+            args.node_timeout,
+            self.log,
+            self.taken,
+            self._became,
+            self._moved,
         )
         self.training = Training(
             run,
@@ -71,8 +79,7 @@ class Driver:
             self.log,
             self.taken,
             self._became,
-            lambda: self.servers.urls,
-            lambda: self.servers.were_ready,
+            self.servers,
         )
 
     @property
@@ -107,7 +114,7 @@ class Driver:
                     self._begun = True
                     for task in self.servers.tasks:
                         self.servers.begin(task)
-                    self._until(lambda: self.servers.placed)
+                    self._until(lambda: self.servers.placed and self.servers.enough)
                 if self.interrupted is None:
                     self.training.begin()
                     self._until(lambda: self.training.code is not None)
@@ -115,6 +122,10 @@ class Driver:
                 if code != EXIT_OK and self.training.why:
                     self._say(f"not restarted: {self.training.why}")
                 return code
+            except SwiftError as error:
+                if self.training.lives:
+                    self._say(f"{one_line(error)}; training ends after its step, and saves; a signal ends it at once")
+                raise
             finally:
                 self._end()
 
@@ -132,15 +143,19 @@ class Driver:
     def _until(self, over: Callable[[], bool]) -> None:
         """Handles what happens until something is so; or a signal came, and nothing trains."""
         while not over() and (self.interrupted is None or self.training.lives):
-            self._handle(_LOOK_S / 4)
-            if time.monotonic() - self._looked >= _LOOK_S:
-                self._looked = time.monotonic()
-                self.fleet.look()
-                if self._begun and self._wants_servers:
-                    self.servers.look()
-                if self._begun:
-                    self.training.look(self.interrupted)
-                self._changed(self)
+            self._step()
+
+    def _step(self) -> None:
+        self._handle(_LOOK_S / 4)
+        if time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        self.fleet.look()
+        if self._begun and not self._ending:
+            if self._wants_servers:
+                self.servers.look()
+            self.training.look(self.interrupted)
+        self._changed(self)
 
     def _handle(self, wait_s: float) -> None:
         try:
@@ -157,8 +172,8 @@ class Driver:
             else:
                 self.fleet.update(event)
             return
-        source.heard = time.monotonic()
-        self._from_agent(source, event)
+        if self.fleet.knows(source):
+            self._from_agent(source, event)
 
     def _from_agent(self, client: AgentClient, event: Event) -> None:
         kind = event["event"]
@@ -179,12 +194,11 @@ class Driver:
             if task is not None and kind == "output":
                 self._output(task, event["text"])
             elif task is not None:
-                task.ended(event["code"], event.get("text", ""))
+                task.ended(event["code"])
                 self._after(task)
 
     def _gone(self, client: AgentClient, text: str) -> None:
-        if not self.fleet.gone(client, text):
-            return
+        self.fleet.gone(client, text)
         was_there, why = client.about is not None, self.fleet.faults[client.node.name]
         own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
         if was_there and not self._ending:
@@ -237,18 +251,20 @@ class Driver:
             self._say("training ends after its step, and saves; once more ends everything at once")
 
     def _end(self) -> None:
-        """Ends what still lives, and all agents."""
+        """Ends what still lives, servers after training, which may need them to save; and all agents."""
         self._ending = True
-        for task in self.tasks:
-            task.end(SERVER_END_S)
-        deadline = time.monotonic() + 2 * SERVER_END_S
-        while any(task.lives for task in self.tasks) and time.monotonic() < deadline:
-            self._handle(_LOOK_S / 4)
+        for tasks, end_s in ((self.training.tasks, TRAIN_END_S), (self.servers.tasks, SERVER_END_S)):
+            for task in tasks:
+                task.end(0 if self._at_once else end_s)
+            deadline = time.monotonic() + 2 * end_s
+            while any(task.lives for task in tasks) and time.monotonic() < deadline:
+                self._step()
         self.fleet.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in _SIGNALS}
+        heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]  # nohup
+        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in heard}
         try:
             yield
         finally:

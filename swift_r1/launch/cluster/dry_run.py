@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 
 from swift_r1.arguments.rollout import url_of
@@ -29,7 +30,8 @@ def dry_run(run: RunFile, engine: Engine, environ: Mapping[str, str]) -> str:
     that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
     nodes = {node.name: node for node in engine.nodes()}
     rooms = [
-        Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus)))) for name, node in nodes.items()
+        Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)
+        for name, node in nodes.items()
     ]
     lines = [f"# agent on {name}: {shlex.join(engine.command(node))}" for name, node in nodes.items()]
     try:
@@ -68,4 +70,4 @@ def _devices(place: Place, node: Node) -> dict[str, str]:
 
 
 def _one(name: str, node: Node, words: list[str], environ: Mapping[str, str]) -> str:
-    return f"# {name} on {node.name}\n{shown_command(node.python or 'python', node.folder, words, environ)}"
+    return f"# {name} on {node.name}\n{shown_command(node.python or sys.executable, node.folder, words, environ)}"

@@ -80,16 +80,15 @@ class ProcessPipe:
     """An agent behind the standard input and output of a process of this machine (the agent itself, ssh, srun)."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        with tempfile.NamedTemporaryFile(prefix="swift-launch-", delete=False) as said:
-            self._said = Path(said.name)
-            self._process = subprocess.Popen(
-                words,
-                env=None if environ is None else dict(environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                start_new_session=True,  # a terminal's Ctrl-C is for the driver
-            )
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # without a name: nothing is left, however this ends
+        self._process = subprocess.Popen(
+            words,
+            env=None if environ is None else dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,  # a terminal's Ctrl-C is for the driver
+        )
 
     def send(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -109,7 +108,6 @@ class ProcessPipe:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._said.unlink(missing_ok=True)
 
     def last_words(self) -> str:
-        return last_line(self._said)
+        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))

@@ -79,16 +79,17 @@ class Fleet:
         self.faults.pop(client.node.name, None)
         return True
 
-    def gone(self, client: AgentClient, text: str) -> bool:
-        """An agent is gone; false where that was known."""
-        if self.clients.get(client.node.name) is not client:
-            return False
+    def knows(self, client: AgentClient) -> bool:
+        """Whether this is a node's agent now; one that was given up may still say something."""
+        return self.clients.get(client.node.name) is client
+
+    def gone(self, client: AgentClient, text: str) -> None:
+        """An agent is gone."""
         del self.clients[client.node.name]
         self._leaving.append(client)
         self.faults.setdefault(client.node.name, text)
         if client.about is not None:
             self._tried.pop(client.node.name)  # it may come back at once
-        return True
 
     @property
     def complete(self) -> bool:
@@ -96,16 +97,14 @@ class Fleet:
         return all(client.about is not None for client in self.clients.values())
 
     def look(self) -> None:
-        """Lets the agents hear from here, and gives up those that are silent."""
+        """Gives up the agents that are silent."""
         for client in list(self.clients.values()):
             limit = HELLO_S if client.about is None else self.silence_s
             if time.monotonic() - client.heard > limit and not client.closed:
                 self.drop(client, f"it has not been heard from for {limit:g} s")
-            elif client.about is not None:
-                client.ask("ping", lambda _: None)
 
     def rooms(self) -> list[Room]:
-        """Of the nodes that can be used, in the engine's order."""
+        """Of the nodes that can be used."""
         return [
             Room(name, *_parts(client.node, client.about), client.node.roles)
             for name, client in self.clients.items()

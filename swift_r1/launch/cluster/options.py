@@ -19,6 +19,11 @@ def read_options(run: RunFile, engine: str, known: Mapping[str, type]) -> dict[s
     return options
 
 
+def hosts_faults(run: RunFile, instead: str) -> list[str]:
+    """A line for each role with `hosts`, for an engine that cannot be told names."""
+    return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
+
+
 def option_faults(options: Mapping[str, Any], known: Mapping[str, type]) -> list[str]:
     """A line for each key that is not known, or has a value of another type."""
     faults = list(unknown(options, known, "key"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,14 @@ from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engines import ENGINES
 
 TRAIN, ROLLOUT = "train", "rollout"
-SERVERS = ("judge", "teacher")
+JUDGE, TEACHER = "judge", "teacher"
+SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
 _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
+_CHOSEN_VARIABLES = (
+    *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+    API_KEY_VARIABLE,
+)
 _PLACEHOLDER_URL = "http://127.0.0.1:8000"
 _ONE = dict.fromkeys(SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model")
 _ADDRESSES = dict.fromkeys(("host", "port", "api_key"), "swift launch chooses addresses and the key")
@@ -63,7 +69,7 @@ class RunFile:
         servers: the same for `judge` and `teacher`, where there are such roles.
         roles: by name; `train` is always there.
         options: of each engine that has a section.
-        environ: variables of every process that is started.
+        environ: variables of every process that is started; None: with the value that they have here.
         args: `rlhf` as `swift rlhf` will read it, with addresses that stand for those of the servers.
     """
 
@@ -73,7 +79,7 @@ class RunFile:
     servers: Mapping[str, Mapping[str, Any]]
     roles: Mapping[str, Role]
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str | None] = field(default_factory=dict)
     args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
 
     def server_flags(self, role: str) -> Mapping[str, Any]:
@@ -109,7 +115,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
             faults += _server_faults(name, given, servers[name])
         elif given:
             faults.append(f"{name} has flags, and no role of that name: add it to roles, or leave the section out")
-    environ = {str(name): str(value) for name, value in sections["environ"].items()}
+    environ = _environ(sections["environ"], faults)
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
     options = {name: sections[name] for name in ENGINES if name in content}
@@ -128,15 +134,15 @@ def with_addresses(
             faults.append(f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role")
         if not flags.setdefault("use_vllm", True) or flags.get("vllm_mode", "server") != "server":
             faults.append(f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role")
-    if "teacher" in urls:
+    if TEACHER in urls:
         if {"teacher_model", "teacher_model_server"}.intersection(flags):
             faults.append("the role teacher teaches: leave out teacher_model and teacher_model_server, or the role")
-        flags["teacher_model_server"] = list(urls["teacher"])
-    if "judge" in urls:
+        flags["teacher_model_server"] = list(urls[TEACHER])
+    if JUDGE in urls:
         judge = _judge(flags.get("judge") or {})
         if "url" in judge:
             faults.append("judge: swift launch knows its url: leave it out, or the role judge")
-        [url] = urls["judge"]
+        [url] = urls[JUDGE]
         flags["judge"] = json.dumps(judge | {"url": f"{url}/v1", "api_key_env": API_KEY_VARIABLE})
     if faults:
         raise UsageError(*faults)
@@ -198,10 +204,12 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
         counts = "nodes" if name == TRAIN else "replicas"
         known = (counts, "gpus", *(("processes",) if name == TRAIN else ()), "cpus", "hosts")
         found = [f"roles: {name}: {fault}" for fault in unknown(map(str, values), known, "key")]
-        for key in set(known[:-1]).intersection(values):
+        for key in (one for one in known[:-1] if one in values):
             least = 0 if key == "gpus" else 1
             if type(values[key]) is not int or values[key] < least:
                 found.append(f"roles: {name}: {key} must be a whole number of at least {least}, not {values[key]!r}")
+        if values.get("gpus") and "processes" in values:
+            found.append(f"roles: {name}: processes: leave it out where there are gpus, each of which has one")
         hosts = values.get("hosts", [])
         if not isinstance(hosts, list) or not all(isinstance(one, str) for one in hosts):
             found.append(f"roles: {name}: hosts must be a list of names, not {hosts!r}")
@@ -212,6 +220,25 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
         return None
     gpus = values.get("gpus", 0)
     return Role(name, values.get(counts, 1), gpus, values.get("processes", gpus or 1), values.get("cpus"), tuple(hosts))
+
+
+def is_secret(variable: str) -> bool:
+    """Whether its name says that it is a key."""
+    return re.search("(^|_)(API)?(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
+
+
+def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name, value in given.items():
+        if name in _CHOSEN_VARIABLES:
+            faults.append(f"environ: {name}: swift launch chooses it")
+        elif isinstance(value, dict | list):
+            faults.append(f"environ: {name} must be one value, not {value!r}")
+        elif is_secret(name) and value is not None:
+            faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
+        else:
+            found[name] = value if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+    return found
 
 
 def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:

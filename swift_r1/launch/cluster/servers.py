@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from swift_r1.launch.cluster.client import Event
 from swift_r1.launch.cluster.commands import device_variables, server_words
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
-from swift_r1.launch.cluster.run_file import TRAIN, RunFile
+from swift_r1.launch.cluster.run_file import JUDGE, TRAIN, RunFile
 from swift_r1.launch.cluster.tasks import Task
 
 
@@ -40,14 +41,16 @@ class Servers:
         fleet: Fleet,
         environ: dict[str, str],
         max_restarts: int,
+        node_timeout: float,
         log: Callable[[Task], Path],
         taken: Callable[[], Sequence[Place]],
         changed: Callable[[Task, str], None],
         moved: Callable[[Task], None],
     ) -> None:
         self._run, self._fleet, self._environ, self._max_restarts = run, fleet, environ, max_restarts
+        self._node_timeout = node_timeout
         self._log, self._taken, self._changed, self._moved = log, taken, changed, moved
-        self._said: set[str] = set()
+        self._without: dict[str, float] = {}  # since when a server has no place, by its name
         roles = [role for name, role in run.roles.items() if name != TRAIN]
         self.tasks = [Task(role, number) for role in roles for number in range(role.count)]
 
@@ -62,8 +65,14 @@ class Servers:
 
     @property
     def placed(self) -> bool:
-        """Whether each server has an address, or was given up."""
-        return all(task.url is not None or task.state == "given up" for task in self.tasks)
+        """Whether each server has an address, or none now: it was given up, or waits for a place."""
+        return all(task.url is not None or task.state in ("given up", "waiting") for task in self.tasks)
+
+    @property
+    def enough(self) -> bool:
+        """Whether training may begin: each role has a server. Training itself waits for all but the judge."""
+        judges = [task for task in self.tasks if task.role.name == JUDGE]
+        return all(self.urls.values()) and all(task.state == "ready" for task in judges)
 
     @property
     def were_ready(self) -> bool:
@@ -100,8 +109,13 @@ class Servers:
         self._changed(task, f"started at {task.url}")
 
     def look(self) -> None:
-        """Asks who serves, and finds places for those that have none."""
+        """Asks who serves, and finds places for those that have none. Raises ServerFailed: the judge never did in
+        `--vllm_server_timeout` seconds, or a role has had no server for `--node_timeout`."""
+        limit_s = self._run.args.vllm_server_timeout
         for task in self.tasks:
+            if task.role.name == JUDGE and task.state == "starting" and time.monotonic() - task.started > limit_s:
+                why = f"did not serve within {limit_s:g} s (--vllm_server_timeout): {task.last_line}"
+                raise ServerFailed(f"{task.name} on {task.node} {why} ({self._log(task)})", EXIT_RUN_FAILED)
             if task.state == "starting" and task.url is not None and task.client is not None:
                 attempt, key = task.attempt, self._environ["SWIFT_API_KEY"]
 
@@ -118,16 +132,20 @@ class Servers:
         try:
             [task.place] = find_places(task.role, 1, self._fleet.rooms(), self._taken())
         except NoRoom as error:
-            if task.name not in self._said:
-                self._said.add(task.name)
+            if task.name not in self._without:
+                self._without[task.name] = time.monotonic()
                 self._changed(task, f"waits for a place: {error}")
+            waited = time.monotonic() - self._without[task.name]
+            if waited > self._node_timeout and not self.urls[task.role.name]:
+                limit = f"{self._node_timeout:g} s (--node_timeout)"
+                raise ServerFailed(f"{task.name} has had no place for {limit}: {error}", EXIT_RUN_FAILED) from error
             return
-        self._said.discard(task.name)
+        self._without.pop(task.name, None)
         self.begin(task)
 
     def ended(self, task: Task) -> None:
-        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or again and
-        again was not."""
+        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
+        one of its role is given up."""
         was = task.ending
         lost, moves = task.code is None, task.code in (None, EXIT_PORT_TAKEN)
         if not lost and not task.ever_ready and not moves:
@@ -135,7 +153,10 @@ class Servers:
         task.failures += not lost
         if task.failures > self._max_restarts:
             task.state, task.url = "given up", None
-            self._changed(task, f"{was}: given up after {task.failures} ends in a row: {task.last_line}")
+            why = f"{was}: given up after {task.failures} ends in a row: {task.last_line}"
+            if all(one.state == "given up" for one in self.tasks if one.role is task.role):
+                raise ServerFailed(f"{why} ({self._log(task)})", task.code or 0)
+            self._changed(task, why)
             self._moved(task)
             return
         self._changed(task, f"{was}: it comes back")

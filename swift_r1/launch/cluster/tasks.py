@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ class Task:
 
     Attributes:
         url, port: of a server, at its place.
-        attempt: how often it has been started.
+        attempt: how often it has been started. started: when it was last (`time.monotonic`).
         failures: how often in a row it has ended without being ready.
         ever_ready: whether it has been, since the launch began.
         code: what it ended with; None while it runs, and where its node is gone.
@@ -38,6 +39,7 @@ class Task:
     url: str | None = None
     port: int | None = None
     attempt: int = 0
+    started: float = 0.0
     failures: int = 0
     ever_ready: bool = False
     code: int | None = None
@@ -65,7 +67,7 @@ class Task:
         """Gives the order to its agent; `words` follow the interpreter's name."""
         assert self.client is not None and self.client.about is not None and self.place is not None
         node = self.client.node
-        self.attempt += 1
+        self.attempt, self.started = self.attempt + 1, time.monotonic()
         self.code, self.state = None, "running" if self.role.name == TRAIN else "starting"
         with log.open("a", encoding="utf-8") as out:
             out.write(f"swift launch: start {self.attempt} of {self.name}, on {node.name}\n")
@@ -88,9 +90,8 @@ class Task:
         if self.client is not None and self.lives:
             self.client.tell("end", id=self.process, end_s=end_s)
 
-    def ended(self, code: int, text: str) -> None:
+    def ended(self, code: int) -> None:
         self.state, self.code = "ended", code
-        self.last_line = text or self.last_line
 
     def lost(self, why: str) -> None:
         """Its node is gone, and it with that."""

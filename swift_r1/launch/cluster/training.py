@@ -22,7 +22,8 @@ from swift_r1.launch.cluster.commands import device_variables, rank_variables, s
 from swift_r1.launch.cluster.fleet import Fleet
 from swift_r1.launch.cluster.placement import NoRoom, Place, find_places
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
-from swift_r1.launch.cluster.tasks import Task
+from swift_r1.launch.cluster.servers import Servers
+from swift_r1.launch.cluster.tasks import TRAIN_END_S, Task
 from swift_r1.runtime.stopping import LAUNCHED
 
 _SETTLE_S = 60.0  # for the other nodes to end once one has failed
@@ -37,7 +38,7 @@ _CODES = {
 
 
 class Training:
-    """Args as `Servers`; `urls` are the addresses of the servers, `folder` is the run's."""
+    """Args as `Servers`; `folder` is the run's."""
 
     def __init__(
         self,
@@ -52,13 +53,12 @@ class Training:
         log: Callable[[Task], Path],
         taken: Callable[[], Sequence[Place]],
         changed: Callable[[Task, str], None],
-        urls: Callable[[], Mapping[str, Sequence[str]]],
-        servers_were_ready: Callable[[], bool],
+        servers: Servers,
     ) -> None:
         self._run, self._fleet, self._environ, self._folder, self._resume = run, fleet, environ, folder, resume
         self._max_restarts, self._on_node_loss, self._log, self._taken = max_restarts, on_node_loss, log, taken
         self._node_timeout = node_timeout
-        self._changed, self._urls, self._servers_were_ready = changed, urls, servers_were_ready
+        self._changed, self._servers = changed, servers
         self.role = run.roles[TRAIN]
         self.tasks = [Task(self.role, number) for number in range(self.role.count)]
         self.restarts = 0
@@ -77,9 +77,12 @@ class Training:
         return any(task.lives for task in self.tasks)
 
     def begin(self) -> None:
-        """Starts all nodes at their places."""
-        first = self.tasks[0].place
+        """Starts all nodes at their places, where those are still there."""
+        first, there = self.tasks[0].place, {room.name for room in self._fleet.rooms()}
         assert first is not None
+        if lost := [task for task in self.tasks if task.node not in there]:
+            self._after_loss(lost)
+            return
         for task in self.tasks:
             assert task.place is not None
             task.client = self._fleet.clients[task.place.node]
@@ -96,7 +99,7 @@ class Training:
             [port] = answer["ports"]
             self.tell_servers()
             resume = self._resume or self.restarts > 0
-            words = train_words(self._run, self._urls(), self._folder, resume, server_file(self._folder))
+            words = train_words(self._run, self._servers.urls, self._folder, resume, server_file(self._folder))
             for task in self.tasks:
                 assert task.place is not None and task.client is not None and task.client.about is not None
                 environ = {
@@ -112,7 +115,7 @@ class Training:
 
     def tell_servers(self) -> None:
         """Writes the addresses of the rollout servers for the nodes that train; those of others in the file stay."""
-        now = self._urls().get(ROLLOUT)
+        now = self._servers.urls.get(ROLLOUT)
         if now is None:
             return
         gone, first = sorted(self._told.difference(now)), not self._told
@@ -134,7 +137,7 @@ class Training:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
         self.again, self.why = True, why
         for task in self.tasks:
-            task.end(_SETTLE_S)
+            task.end(TRAIN_END_S)
 
     def stop(self, number: int) -> bool:
         """Passes on a signal, after which they save and end; whether there is anything to wait for."""
@@ -186,11 +189,13 @@ class Training:
             self.code = code if told else 128 + interrupted
         elif lost:
             self._after_loss(lost)
+        elif asked and code != EXIT_OK:
+            self._again(self.why)
         elif any(one < 0 or one in _BY_SIGNAL for one in codes):
-            self._again(self.why if asked else "a signal ended it")
+            self._again("a signal ended it")
         elif code == EXIT_PORT_TAKEN:
             self._again("its port was taken meanwhile")
-        elif code == EXIT_SERVER_UNREACHABLE and self._servers_were_ready():
+        elif code == EXIT_SERVER_UNREACHABLE and self._servers.were_ready:
             self._again("its servers were lost")
         else:
             self.code, self.why = code, _CODES.get(code, "")
@@ -216,9 +221,10 @@ class Training:
         waited, wanted = time.monotonic() - self._since, self.role.count
         if waited > self._node_timeout:
             self.code = EXIT_RUN_FAILED
-            self.why = f"{self.why}, and no nodes came within {self._node_timeout:g} s (--node_timeout)"
+            missing = "nodes came" if self._servers.enough else "servers were there"
+            self.why = f"{self.why}, and no {missing} within {self._node_timeout:g} s (--node_timeout)"
             return
-        if not all(self._urls().values()):
+        if not self._servers.enough:
             return
         others = [place for place in self._taken() if place not in [task.place for task in self.tasks]]
         least = 1 if self._on_node_loss == "restart" and waited > _BACK_S else wanted

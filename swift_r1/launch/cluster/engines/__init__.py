@@ -4,7 +4,8 @@ A module has `open_engine(run: RunFile, silence_s: float) -> Engine`, which rais
 (`options.read_options`); its agents end themselves when they have heard nothing for `silence_s` seconds. One that does
 not drive the launch from here (a job that is submitted, a manifest that is only printed) also has
 `hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None`: the exit code, or None to go on here.
-`words` are those after `swift launch`.
+`words` are those after `swift launch`. One that has to ask for nodes before it can name them also has
+`planned(run: RunFile, silence_s: float) -> Engine`, with names that stand for theirs in a dry run.
 """
 
 from __future__ import annotations

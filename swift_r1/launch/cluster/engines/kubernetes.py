@@ -15,7 +15,7 @@ import yaml
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.cluster.commands import rank_variables, server_words, train_words
 from swift_r1.launch.cluster.engine import Engine
-from swift_r1.launch.cluster.options import read_options
+from swift_r1.launch.cluster.options import hosts_faults, read_options
 from swift_r1.launch.cluster.run_file import TRAIN, Role, RunFile
 
 PORT, MASTER_PORT = 8000, 29500
@@ -57,14 +57,12 @@ def render(run: RunFile) -> dict[str, Any]:
     """The JobSet. Raises UsageError: options that cannot be."""
     options = read_options(run, "kubernetes", _OPTIONS)
     faults = [f"{name} is missing" for name in ("image", "claim") if name not in options]
-    faults += [
-        f"{name} has no place in a manifest: put it into the secret {options.get('secret', SECRET)}"
-        for name in run.environ
-        if re.search("KEY|TOKEN|SECRET|PASSWORD", name)
-    ]
+    faults = [f"{run.path}: kubernetes: {fault}" for fault in faults]
+    faults += hosts_faults(run, "Kubernetes chooses the nodes: say which in kubernetes: node_selector")
     if faults:
-        raise UsageError(*(f"{run.path}: kubernetes: {fault}" for fault in faults))
-    name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower()).strip("-")[:40] or "swift-r1"
+        raise UsageError(*faults)
+    name = re.sub("[^a-z0-9]+", "-", run.path.stem.lower())[:40].strip("-") or "swift-r1"
+    name = name if name[0].isalpha() else f"run-{name}"  # as a Service's must begin
     urls = {
         role.name: [f"http://{name}-{role.name}-{number}-0.{name}:{PORT}" for number in range(role.count)]
         for role in run.roles.values()
@@ -133,7 +131,8 @@ def _pod(
         "image": options["image"],
         "workingDir": options.get("folder", mount),
         "command": [options.get("python", "python"), *words],
-        "env": [*({"name": key, "value": value} for key, value in run.environ.items()), *environ],
+        # Those without a value are in the secret.
+        "env": [*({"name": key, "value": value} for key, value in run.environ.items() if value is not None), *environ],
         "envFrom": [{"secretRef": {"name": options.get("secret", SECRET)}}],
         "resources": {"limits": asked, "requests": asked},
         "volumeMounts": [{"name": "data", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],

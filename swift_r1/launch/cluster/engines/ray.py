@@ -11,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.engine import AgentPipe, Node, agent_words
-from swift_r1.launch.cluster.options import read_options
+from swift_r1.launch.cluster.engines.local import LocalEngine
+from swift_r1.launch.cluster.options import hosts_faults, read_options
 from swift_r1.launch.cluster.run_file import TRAIN, Role, RunFile
 from swift_r1.runtime.processes import last_line, say
 
@@ -54,13 +56,17 @@ class AgentActor:
     def __init__(self, words: Sequence[str], cores: range | None) -> None:
         if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
-        with tempfile.NamedTemporaryFile(prefix="swift-launch-", delete=False) as said:
-            self._said = Path(said.name)
-            # Ray sets this to the actor's CPUs for its own tasks.
-            environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-            self._process = subprocess.Popen(
-                [sys.executable, *words], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
-            )
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the agent
+        # Ray sets this to the actor's CPUs for its own tasks.
+        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        self._process = subprocess.Popen(
+            [sys.executable, *words],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,  # Ray kills its worker's process group
+        )
 
     def send(self, lines: bytes) -> None:
         assert self._process.stdin is not None
@@ -77,9 +83,7 @@ class AgentActor:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-        last = last_line(self._said)
-        self._said.unlink(missing_ok=True)
-        return last
+        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))
 
 
 class RayPipe:
@@ -91,10 +95,8 @@ class RayPipe:
     def send(self, line: bytes) -> None:
         import ray
 
-        try:
+        with _as_os_errors():
             ray.get(self._actor.send.remote(line), timeout=_CALL_S)
-        except ray.exceptions.RayError as error:
-            raise OSError(f"the agent's actor: {_first_line(error)}") from error
 
     def receive(self) -> bytes:
         import ray
@@ -137,7 +139,8 @@ class RayEngine:
     def nodes(self) -> Sequence[Node]:
         import ray
 
-        alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+        with _as_os_errors():
+            alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
         folder = str(Path.cwd())
         return [
             Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.role.name,))
@@ -149,7 +152,8 @@ class RayEngine:
         """The Ray node of each bundle; empty where it has none now."""
         from ray.util import placement_group_table
 
-        found = placement_group_table(self._group)["bundles_to_node_id"]
+        with _as_os_errors():
+            found = placement_group_table(self._group)["bundles_to_node_id"]
         return [found.get(number, "") for number in range(len(self._bundles))]
 
     def connect(self, node: Node) -> AgentPipe:
@@ -183,14 +187,30 @@ def bundles_of(run: RunFile) -> list[Bundle]:
 
 
 def open_engine(run: RunFile, silence_s: float) -> RayEngine:
-    options = read_options(run, "ray", _OPTIONS)
-    strategy = options.get("strategy", "PACK")
-    if strategy not in _STRATEGIES:
-        raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+    options = _options(run)
     _connect(options.get("address", "auto"))
     bundles = bundles_of(run)
-    group = _placed(bundles, strategy, options.get("wait", DEFAULT_WAIT_S))
+    group = _placed(bundles, options.get("strategy", _STRATEGIES[0]), options.get("wait", DEFAULT_WAIT_S))
     return RayEngine(group, bundles, options.get("python", sys.executable), silence_s)
+
+
+def planned(run: RunFile, silence_s: float) -> LocalEngine:
+    """The bundles, on whichever nodes Ray will place them."""
+    python, folder = _options(run).get("python", sys.executable), str(Path.cwd())
+    nodes = [
+        Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
+        for number, one in enumerate(bundles_of(run))
+    ]
+    return LocalEngine(nodes, silence_s)
+
+
+def _options(run: RunFile) -> dict[str, Any]:
+    options = read_options(run, "ray", _OPTIONS)
+    if faults := hosts_faults(run, "Ray chooses the nodes: leave it out"):
+        raise UsageError(*faults)
+    if (strategy := options.get("strategy", _STRATEGIES[0])) not in _STRATEGIES:
+        raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+    return options
 
 
 def _connect(address: str) -> None:
@@ -234,6 +254,17 @@ def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
             raise UsageError(f"Ray has not placed the roles within {wait_s} s (ray: wait): {state}")
         say(f"waiting for Ray to place the roles: {state}", "launch")
     return group
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """What Ray raises, as an engine does."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

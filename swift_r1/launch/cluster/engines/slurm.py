@@ -121,11 +121,12 @@ def after(code: int) -> int:
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code
-    requeued = _call("scontrol", "requeue", job)
-    if requeued.returncode:
-        say(f"job {job} cannot be queued again: {_one_line(requeued.stderr)}", "launch")
-    else:
-        say(f"job {job} is queued again; it goes on from its last checkpoint", "launch")
+    with _signals_heard():  # Slurm ends this process for it
+        requeued = _call("scontrol", "requeue", job)
+        if requeued.returncode:
+            say(f"job {job} cannot be queued again: {_one_line(requeued.stderr)}", "launch")
+        else:
+            say(f"job {job} is queued again; it goes on from its last checkpoint", "launch")
     return code
 
 
