@@ -33,3 +33,34 @@ HERMES = (
     '{{- \'\\n</tools>\\nCall one so:\\n<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>\' -}}{%- endif -%}'
     "{{- '<|im_end|>\\n' -}}" + _TURNS
 )
+# Llama 3.1's: one call a turn, tool answers in turns of their own.
+LLAMA = (
+    "{%- for message in messages -%}"
+    "{%- if message['tool_calls'] -%}"
+    "{%- if message['tool_calls'] | length > 1 -%}{{- raise_exception('one call at once') -}}{%- endif -%}"
+    "{%- set call = message['tool_calls'][0]['function'] -%}"
+    "{{- '<|im_start|>assistant\\n{\"name\": \"' + call['name'] + '\", ' -}}"
+    "{{- '\"parameters\": ' + (call['arguments'] | tojson) + '}<|im_end|>' -}}"
+    "{%- elif message['role'] == 'tool' -%}"
+    "{{- '<|im_start|>ipython\\n' + ({'output': message['content']} | tojson) + '<|im_end|>' -}}"
+    "{%- else -%}"
+    "{%- if loop.first and tools -%}{{- '<|im_start|>system\\nEnvironment: ipython\\n' -}}"
+    "{%- for tool in tools -%}{{- (tool | tojson(indent=4)) + '\\n\\n' -}}{%- endfor -%}"
+    "{{- '<|im_end|>' -}}{%- endif -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+# Gemma 4's: an answer is part of the turn that has called, and of no other.
+WITHIN_THE_TURN = (
+    "{%- for message in messages -%}"
+    "{%- if message['tool_calls'] -%}"
+    "{{- '<|im_start|>assistant\\ncall:' + message['tool_calls'][0]['function']['name'] -}}"
+    "{{- ' response:' + messages[loop.index0 + 1]['content'] + '<|im_end|>' -}}"
+    "{%- elif message['role'] != 'tool' -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if tools and add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)

@@ -31,6 +31,13 @@ EVALUATED = Scope(
 )
 
 
+# ms-swift's agent templates: those that say what the chat templates of models say, and others.
+_CHAT_TEMPLATES = (
+    "hermes hunyuan_hermes qwen3_coder qwen3_5 glm4 glm4_5 glm4_7 glm5_1 chatglm4 llama3 llama4 deepseek_v3_1 "
+    "deepseek_v4 minimax_m2 minimax_m3 seed_oss gemma4 mistral kimi_k25 kimi_k3 minicpm5 youtu hy_v3 hy_v3_preview"
+)
+_NOT_HERE = "react_zh qwen_en qwen_zh qwen_en_parallel qwen_zh_parallel toolbench"
+
 # Of `swift eval` too.
 USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
 DATASET_INFO = flag([], "JSON files that register datasets, in ms-swift's form")
@@ -75,9 +82,15 @@ class DataArguments:
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
     agent_template: str | None = flag(
         None,
-        "describes a row's column tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
-        "in think tags (react_grpo); default: rows with tools are left out",
+        "describes a row's tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
+        "in think tags (react_grpo); default: the chat template renders them",
         choices=AGENT_TEMPLATES,
+        elsewhere=dict.fromkeys(
+            _CHAT_TEMPLATES.split(), "is here the model's own chat template, which renders tools: leave the flag out"
+        )
+        | dict.fromkeys(
+            _NOT_HERE.split(), "is not here: the chat template renders tools (leave the flag out), or react_en does"
+        ),
         ms_swift="by model",
     )
     strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
+from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
@@ -38,6 +38,7 @@ _KINDS = {
     "schedulers": "schedulers",
     "envs": "environments",
     "samplers": "samplers",
+    "tools": "tools",
     "others": "other",
 }
 """What a plugin registers, in words."""
@@ -108,7 +109,12 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += [*reward_name_faults(args), *reward_model_faults(args), *scheduler_name_faults(args)]
+        report.faults += [
+            *reward_name_faults(args),
+            *reward_model_faults(args),
+            *scheduler_name_faults(args),
+            *tool_faults(args),
+        ]
         encoder = None
         if args.model:
             wording = Wording.of(args)
@@ -142,7 +148,7 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
-        how = (args.columns, drops, False, args.agent_template)
+        how = (args.columns, drops, False, args.data_flags.tool_use)
         rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
@@ -163,7 +169,7 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
 def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
         return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
-    text = encoder.render(row["messages"])
+    text = encoder.render(row["messages"], encoder.tools_of(row))
     encoded = encoder.encode(row)
     if encoded is None:
         raise UsageError("the prompt of the first row is longer than --max_length")

@@ -156,7 +156,7 @@ class MessagesPreprocessor(RowPreprocessor):
             return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         own = {"system": [self.system_role], "user": self.user_roles, "assistant": self.assistant_roles}
         role = next((standard for standard, names in own.items() if role in names), role)
-        calls = {key: message[key] for key in TOOL_CALL_KEYS if message.get(key)}  # to be refused, not lost
+        calls = {key: message[key] for key in (*TOOL_CALL_KEYS, "tool_call_id", "name") if message.get(key)}
         return [{"role": role, "content": _first(message, self.content_keys), **calls}]
 
 

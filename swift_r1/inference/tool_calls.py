@@ -10,7 +10,7 @@ from typing import Any
 from swift_r1.data.prompt_templates import renders_tools, tool_template
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import Piece
-from swift_r1.tool_use.parsing import Parsed, StreamedTurn, ToolCallParser, guessed_parser
+from swift_r1.tool_use.parsing import Parsed, StreamedTurn, ToolCallParser, chosen_parser
 from swift_r1.wire.protocol import HTTPError
 
 _logger = logging.getLogger("swift_r1.inference")
@@ -24,9 +24,7 @@ class ToolCalls:
         self._found: asyncio.Task[ToolCallParser] | None = None
         self.name, self.why = name, "--tool_call_parser"
         if name is None and renders_tools(tokenizer):
-            guess = guessed_parser(tool_template(tokenizer))
-            self.name, self.why = guess if guess is not None else (None, "")
-            self.why = f"the chat template has {self.why}" if guess else "no known sign in the chat template"
+            self.name, self.why = chosen_parser(None, tool_template(tokenizer))
 
     def said(self) -> str:
         """One line for the log."""

@@ -72,6 +72,14 @@ def guessed_parser(template: str) -> tuple[str, str] | None:
     return None
 
 
+def chosen_parser(given: str | None, template: str) -> tuple[str | None, str]:
+    """The parser that is given, else guessed, and a word on why; None where the template has no known sign."""
+    if given is not None:
+        return given, "--tool_call_parser"
+    guess = guessed_parser(template)
+    return (guess[0], f"the chat template has {guess[1]}") if guess else (None, "no known sign in the chat template")
+
+
 class ToolCallParser:
     """vLLM's parser `name` over the model's tokenizer.
 
