@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from swift_r1.checking.preflight import column_faults, reward_name_faults, sched
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
+from swift_r1.checking.tools import ToolReport, template_faults, try_tools
 from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -71,6 +73,7 @@ class CheckReport:
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
     rewards: list[RewardReport] = field(default_factory=list)
+    tools: list[ToolReport] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -96,6 +99,7 @@ class CheckReport:
                 }
                 for one in self.rewards
             ],
+            "tools": [asdict(one) for one in self.tools],
         }
 
 
@@ -119,6 +123,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if args.model:
             wording = Wording.of(args)
             encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
+            report.faults += template_faults(args, encoder) if args.calls_tools else []
         rows = [
             row
             for source in open_sources(args.dataset, use_hf=args.use_hf)
@@ -128,6 +133,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
             report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
+        called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
+        if called and not report.faults:
+            report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
             report.faults += column_faults(args, columns_of(rows))
@@ -234,6 +242,11 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for tool in report.tools:
+        console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
+        style = "" if tool.outcome == "answer" else "yellow"
+        text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
+        console.print(escape(text), style=style, soft_wrap=True, highlight=False)
     if report.rewards:
         console.print(_rewards(report))
     for one in report.rewards:

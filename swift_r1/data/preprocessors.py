@@ -19,6 +19,11 @@ Row = dict[str, Any]
 Preprocessed = Row | list[Row] | None
 Preprocess = Callable[[Row], Preprocessed]
 
+
+class RowFault(ValueError):
+    """A row that cannot be trained on, and why."""
+
+
 SYSTEM_KEYS = ("system", "system_prompt")
 TOOL_CALL_KEYS = ("tool_calls", "function_call")
 QUERY_KEYS = ("query", "prompt", "input", "instruction", "question", "problem")

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.preprocessors import Row, preprocess_row, rename_columns
+from swift_r1.data.preprocessors import Row, RowFault, preprocess_row, rename_columns
 from swift_r1.data.sources import Source
 from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError, describe
@@ -28,10 +28,6 @@ _OF_TOOLS = ("tool_calls", "tool_call_id", "name")
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _UNBOUNDED = 2**32 - 1  # bytes of a row whose length only the chat template knows
 _SHOWN = 3
-
-
-class RowFault(ValueError):
-    """A row that cannot be trained on, and why."""
 
 
 @dataclass

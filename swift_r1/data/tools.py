@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swift_r1.data.preprocessors import RowFault
 from swift_r1.tool_use.registry import described, tools
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
@@ -50,25 +51,25 @@ class ToolUse:
 
     def descriptions(self, column: Any) -> list[dict[str, Any]]:
         """OpenAI's descriptions of a row's tools. Its column is a list, or the JSON of one, of names of registered
-        tools and of descriptions (or their JSON). Raises ValueError for anything else, or an unknown name."""
-        column = json.loads(column) if isinstance(column, str) else column
+        tools and of descriptions (or their JSON). Raises RowFault for anything else, or an unknown name."""
+        column = _read(column, "the column tools")
         if column is None or not len(column):
             return [described(_known(name)) for name in self.names]
         if isinstance(column, Mapping) or not isinstance(column, Sequence):
-            raise ValueError(f"tools is a {type(column).__name__}, not a list")
+            raise RowFault(f"tools is a {type(column).__name__}, not a list")
         found = [self._description(one) for one in column]
         names = [one["function"]["name"] for one in found]
         if len(set(names)) < len(names):
-            raise ValueError("two tools have the same name")
+            raise RowFault("two tools have the same name")
         return found
 
     def _description(self, tool: Any) -> dict[str, Any]:
         if isinstance(tool, str) and not tool.lstrip().startswith("{"):
             return described(_known(tool))
-        tool = json.loads(tool) if isinstance(tool, str) else tool
+        tool = _read(tool, "a tool")
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise ValueError("a tool has no name")
+            raise RowFault("a tool has no name")
         if self.called:
             _known(function["name"])
         return {"type": "function", "function": dict(function)}
@@ -76,13 +77,21 @@ class ToolUse:
 
 def _known(name: str) -> str:
     if name not in tools:
-        raise ValueError(f"there is no tool {name}; plugins have registered {', '.join(sorted(tools)) or 'none'}")
+        raise RowFault(f"there is no tool {name}; plugins have registered {', '.join(sorted(tools)) or 'none'}")
     return name
+
+
+def _read(value: Any, what: str) -> Any:
+    """A value that may be JSON text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise RowFault(f"{what} is not JSON") from None
 
 
 def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages in OpenAI's form: a `tool_call` of ms-swift joins the assistant's message before it, or makes one; a
-    `tool_response` becomes an answer to the next call that has none. Raises ValueError for a call that is none."""
+    `tool_response` becomes an answer to the next call that has none. Raises RowFault for a call that is none."""
     found: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
     number = 0
@@ -116,19 +125,18 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The calls in one message, with arguments as JSON text."""
     if message.get("role") in CALL_ROLES:
-        content = message.get("content")
-        read = json.loads(content) if isinstance(content, str) else content
+        read = _read(message.get("content"), "a tool call")
         raw = read if isinstance(read, list) else [read]
     else:
         raw = list(message.get("tool_calls") or ())
         raw += [message["function_call"]] if message.get("function_call") else []
     calls = []
     for one in raw:
-        one = json.loads(one) if isinstance(one, str) else one
+        one = _read(one, "a tool call")
         one = one if isinstance(one, Mapping) else {}
         function = one.get("function", one)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ValueError("a tool call has no name")
+            raise RowFault("a tool call has no name")
         arguments = function.get("arguments", function.get("parameters")) or {}
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         own = {"name": function["name"], "arguments": text}
