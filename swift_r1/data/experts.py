@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swift_r1.data.prepare import report_drops, require_rows
-from swift_r1.data.preprocessors import Preprocess, Row, preprocess_row
+from swift_r1.data.preprocessors import Preprocess, Row, RowFault, preprocess_row
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.resolve import open_sources
-from swift_r1.data.rows import Drops, RowFault, as_list, preprocessed
+from swift_r1.data.rows import Drops, as_list, preprocessed
 from swift_r1.data.sampler import PromptSampler, permutation
 from swift_r1.data.sources import DataFlags
 

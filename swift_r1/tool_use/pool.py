@@ -82,7 +82,7 @@ class ToolPool:
         if answer.cause is not None and call.name not in self._told:
             self._told.add(call.name)
             _logger.warning(
-                "the tool %s failed: %s (told once a tool; the model gets one line)", call.name, answer.cause
+                "the tool %s failed: %s (told once per tool; the model gets one line)", call.name, answer.cause
             )
         return answer
 
