@@ -19,6 +19,9 @@ _IN_ORDER = Scope(
     unless_off=True,
 )
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
+_NOT_READ = Scope(
+    lambda args: not args.calls_tools, "with --tools or tool_scheduler, which read calls in the chat template's form"
+)
 _MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
@@ -84,6 +87,7 @@ class DataArguments:
         None,
         "describes a row's tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
         "in think tags (react_grpo); default: the chat template renders them",
+        _NOT_READ,
         choices=AGENT_TEMPLATES,
         elsewhere=dict.fromkeys(
             _CHAT_TEMPLATES.split(), "is here the model's own chat template, which renders tools: leave the flag out"

@@ -26,11 +26,6 @@ _TURNS = Scope(
     lambda args: args.scheduler_name is not None,
     "without --multi_turn_scheduler, --tools or --use_gym_env true",
 )
-_NO_AGENT_TEMPLATE = Scope(
-    lambda args: args.agent_template is None,
-    "with --agent_template {agent_template}, whose calls no parser reads: leave that out",
-    unless_off=True,
-)
 _CALLS = Scope(lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}")
 
 
@@ -259,7 +254,6 @@ class MultiTurnArguments(TurnArguments):
     tools: list[str] = flag(
         [],
         "tools that plugins have registered, which the model may call on rows without a column tools (docs/tools.md)",
-        _NO_AGENT_TEMPLATE,
     )
     tool_call_parser: str | None = flag(
         None,

@@ -79,7 +79,7 @@ def check_inputs(
         faults += quick_faults(args, data.train[0])
     faults += model_files_faults(args, environ)
     if faults or data is None:
-        raise UsageError(*faults)
+        raise UsageError(*dict.fromkeys(faults))
     return data
 
 

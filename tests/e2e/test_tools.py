@@ -132,7 +132,7 @@ def test_other_ways_to_run_with_tools(train: Callable[..., Any], flags: dict[str
     ("flags", "fault"),
     [
         ({"tools": ["ad"]}, "--tools ad: no plugin registers a tool of that name; known are add, echo"),
-        ({"agent_template": "react_en"}, "--tools has no effect with --agent_template react_en"),
+        ({"agent_template": "react_en"}, "--agent_template has no effect with --tools or tool_scheduler"),
         ({"tool_call_parser": "hermse"}, "--tool_call_parser hermse: vLLM has no such parser"),
         ({"prompt_template": "r1"}, "the chat template has no place for these"),
     ],
