@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+from rich.console import Console
+
+from swift_r1.checking.run import CheckReport, show
+from swift_r1.checking.tools import ToolReport
 from tests import forks
 from tests.tool_use.test_pool import PLUGIN
 
@@ -24,8 +29,11 @@ def test_each_tool_is_shown_and_called_once() -> None:
     assert (add["arguments"], add["content"]) == ('{"a": 1.0, "b": 1.0}', "2.0")
     assert (echo["arguments"], echo["content"]) == ('{"text": "text"}', "text")
     assert fails["outcome"] == "error" and fails["content"].startswith("Error: ConnectionError: the search engine")
-    code, said = check(str(PLUGIN), "--tools", "add", "--reward_funcs", "format")
-    assert code == 0 and 'add({"a": 1.0, "b": 1.0}) -> 2.0' in said and '"description": "Adds two numbers."' in said
+    out = io.StringIO()
+    show(CheckReport(tools=[ToolReport(**add)]), Console(file=out, width=400))
+    assert (
+        'add({"a": 1.0, "b": 1.0}) -> 2.0' in out.getvalue() and '"description": "Adds two numbers."' in out.getvalue()
+    )
 
 
 def test_a_tool_without_hints_is_refused_with_its_line(tmp_path: Path) -> None:
