@@ -32,9 +32,10 @@ from rich.table import Table
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.estimate.chips import chip_of
 from swift_r1.estimate.job import assumed, of_run
-from swift_r1.estimate.layout import Job, Layout, estimate_layout
+from swift_r1.estimate.layout import Layout, estimate_layout
 from swift_r1.estimate.measured import read_measured, seconds_of
 from swift_r1.estimate.model import from_config
+from swift_r1.estimate.roles import Job
 from swift_r1.estimate.work import Round
 
 HERE = Path(__file__).resolve().parent

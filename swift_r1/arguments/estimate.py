@@ -41,6 +41,10 @@ class EstimateArguments(RlhfArguments):
         """Those of the run, but for what an estimate does not need: rewards, and servers' addresses."""
         needless = {checks.NO_REWARD, checks.NO_SERVER}
         yield from (fault for fault in super().faults(given, world) if fault not in needless)
+        if self.vllm_server_file is not None:
+            from swift_r1.wire.server_file import server_file_faults
+
+            yield from server_file_faults(self.vllm_server_file)
         if self.estimate:
             yield "--estimate true belongs to swift rlhf; this command says what memory is needed too"
         if self.mean_completion_length and self.mean_completion_length > self.max_completion_length:
@@ -48,3 +52,5 @@ class EstimateArguments(RlhfArguments):
                 f"--mean_completion_length {self.mean_completion_length:g} is above --max_completion_length "
                 f"{self.max_completion_length}"
             )
+        if self.mean_prompt_length and self.max_length and self.mean_prompt_length > self.max_length:
+            yield f"--mean_prompt_length {self.mean_prompt_length:g} is above --max_length {self.max_length}"

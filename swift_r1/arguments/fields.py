@@ -13,7 +13,9 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 _KEY = "swift_r1.flag"
 _TRUE = {"true", "yes", "1", "on"}
@@ -158,8 +160,24 @@ def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[st
 
 
 def check_url(url: str) -> None:
+    if (why := why_no_url(url)) is not None:
+        raise ValueError(f"{why}: {url!r}")
+
+
+def why_no_url(url: str) -> str | None:
+    """Why nothing can be asked at such an address."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"must begin with http:// or https://: {url!r}")
+        return "must begin with http:// or https://"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        if "[" in parts.netloc or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):
+            ip_address(host)
+        elif not re.fullmatch(r"([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", host):
+            return "has no host that can be looked up"
+    except ValueError as error:  # its address, or its port
+        return f"is no URL ({error})"
+    return "is no URL" if port == 0 or " " in url or not url.isprintable() else None
 
 
 def check_pattern(text: str) -> None:

@@ -18,6 +18,8 @@ BATCH = (
     "num_mini_batches",
 )
 """The flags that size a round and an optimizer step, counted for a number of processes."""
+SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
+"""All that `batch_sizes` depend on."""
 
 
 def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping[str, Any], int] | None:

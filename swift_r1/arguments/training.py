@@ -12,7 +12,12 @@ from typing import Any
 from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
-EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")  # optimizers with 8-bit moments
+EIGHT_BIT = (
+    "adamw_8bit",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+)
+"""bitsandbytes' AdamW, with 8-bit moments (arXiv 2110.02861)."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")

@@ -77,8 +77,8 @@ def chip_of(name: str) -> Chip:
     if (found := CHIPS.get(name.lower())) is not None:
         return found
     near = difflib.get_close_matches(name.lower(), CHIPS, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"--chip {name}: no such chip; {hint}Known are {', '.join(CHIPS)}, or give a YAML file")
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise UsageError(f"--chip {name}: no such chip{hint}; known are {', '.join(CHIPS)}, or give a YAML file")
 
 
 def _read(path: Path) -> Chip:
@@ -92,7 +92,8 @@ def _read(path: Path) -> Chip:
         raise UsageError(f"--chip {path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):
         raise UsageError(f"--chip {path}: must be a mapping like {{like: h100, memory: 96e9}}")
-    like = chip_of(str(content.pop("like", DEFAULT_CHIP)))
+    if (like := CHIPS.get(name := str(content.pop("like", DEFAULT_CHIP)))) is None:
+        raise UsageError(f"--chip {path}: like: {name}: known are {', '.join(CHIPS)}")
     numbers = {one.name for one in fields(Chip)} - {"name", "source"}
     values: dict[str, Any] = {"name": path.stem, "source": str(path)}
     for key, value in content.items():

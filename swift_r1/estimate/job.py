@@ -16,8 +16,9 @@ from swift_r1.arguments.forecast import arguments_of
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import UsageError
 from swift_r1.estimate.chips import Chip
-from swift_r1.estimate.layout import DEFAULT_MAX_NUM_SEQS, WIDTHS, Job, Layout, Mode, ServerRole
+from swift_r1.estimate.layout import Layout
 from swift_r1.estimate.model import model_of
+from swift_r1.estimate.roles import DEFAULT_MAX_NUM_SEQS, WIDTHS, Job, Mode, ServerRole
 from swift_r1.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.tracking.metrics import read_json_lines
@@ -49,12 +50,11 @@ def with_cores(chip: Chip, cores: float) -> Chip:
     return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
 
 
-def round_of(args: RlhfArguments, world_size: int, lengths: Lengths) -> Round:
+def round_of(args: RlhfArguments, lengths: Lengths) -> Round:
     """The work of a round of resolved arguments."""
     prompt, completion = lengths.prompt, lengths.completion
-    completions = int(args.generation_batch_size or args.per_device_train_batch_size * world_size)
+    completions = int(args.generation_batch_size or args.completions_per_step)
     prompts = max(1, completions // args.num_generations)
-    updated = args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps
     apart = completions * (prompt + completion)
     shared = completions * completion + prompts * prompt
     shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
@@ -64,7 +64,7 @@ def round_of(args: RlhfArguments, world_size: int, lengths: Lengths) -> Round:
         prompt_tokens=prompt,
         completion_tokens=completion,
         longest=args.max_completion_length,
-        updates=max(1, completions // updated) * args.num_iterations,
+        updates=max(1, completions // args.completions_per_step) * args.num_iterations,
         iterations=args.num_iterations,
         shares_prompts=shares,
         recorded=lengths.quantiles,
@@ -85,17 +85,15 @@ def job_of(
     known = Lengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
     model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
-    cores = usable_cores(run_file)
-    ranks = cores / ranks_of_node(world_size, run_file)
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
     share = server.get("vllm_gpu_memory_utilization", 0.9)
     return Job(
         args=args,
         model=model,
-        round=round_of(args, world_size, known),
-        updated=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
-        chip=with_cores(chip, ranks),
-        server_chip=with_cores(chip, cores),
+        round=round_of(args, known),
+        updated=args.completions_per_step,
+        chip=with_cores(chip, usable_cores(run_file, TRAIN) / ranks_of_node(world_size, run_file)),
+        server_chip=with_cores(chip, usable_cores(run_file, ROLLOUT)),
         use=use,
         width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=args.gpus_per_node,
@@ -108,9 +106,9 @@ def job_of(
     )
 
 
-def usable_cores(run_file: RunFile | None) -> float:
-    """Cores of a rollout server: as many as its role says, else all of this machine."""
-    role = None if run_file is None else run_file.roles.get(ROLLOUT)
+def usable_cores(run_file: RunFile | None, name: str) -> float:
+    """Cores of a node that trains, or of a rollout server: as many as its role says, else all of this machine."""
+    role = None if run_file is None else run_file.roles.get(name)
     return float((role and role.cpus) or len(os.sched_getaffinity(0)))
 
 
@@ -120,7 +118,8 @@ def ranks_of_node(world_size: int, run_file: RunFile | None) -> int:
 
 
 def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = None) -> Layout:
-    """The layout that the flags or the roles say; a server that is only an address counts as one device."""
+    """The layout that the flags or the roles say; a server that is only an address counts as one device. OSError: the
+    file of servers cannot be read."""
     stage, _ = zero_of(args)
     if run_file is not None and (role := run_file.roles.get(ROLLOUT)) is not None:
         copies = int(run_file.rollout.get("vllm_data_parallel_size", 1))
@@ -128,8 +127,13 @@ def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = N
         return Layout(world_size, stage, "server", role.count * copies, size)
     mode: Mode = "colocate" if args.colocates else "server" if args.use_vllm else "embedded"
     size = args.vllm_tensor_parallel_size if mode == "colocate" else 1
-    replicas = max(1, len(args.rollout_base_urls)) if mode == "server" else max(1, world_size // size)
-    return Layout(world_size, stage, mode, replicas, size)
+    urls = args.rollout_base_urls
+    if args.vllm_server_file is not None:
+        from swift_r1.wire.server_file import servers_of
+
+        urls = servers_of(args.vllm_server_file).urls
+    replicas = len(urls) if mode == "server" else world_size // size
+    return Layout(world_size, stage, mode, max(1, replicas), size)
 
 
 def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
@@ -155,7 +159,8 @@ def recorded_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
-    """A recorded run with its own lengths. Raises UsageError: it is none of ours, or its model's config is gone."""
+    """A recorded run with its own lengths, and as many servers as took work. Raises UsageError: it is none of ours, or
+    its model's config is gone."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         args, world_size = arguments_of(content), int(content["world_size"])
@@ -165,12 +170,12 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
     model = model_of(args.model)
-    round_ = round_of(args, world_size, _recorded_lengths(folder, args, world_size))
+    round_ = round_of(args, _recorded_lengths(folder, args))
     job = Job(
         args=args,
         model=model,
         round=round_,
-        updated=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
+        updated=args.completions_per_step,
         chip=with_cores(chip, cores / world_size),
         server_chip=with_cores(chip, cores),
         use=use,
@@ -180,21 +185,23 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         most=args.vllm_max_num_seqs or DEFAULT_MAX_NUM_SEQS,
         taking_turns=chip.is_cpu,
     )
-    return job, layout_of(args, world_size)
+    servers = [line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")]
+    layout = layout_of(replace(args, vllm_server_file=None), world_size)
+    return job, replace(layout, replicas=max(1, round(fmean(servers)))) if servers else layout
 
 
-def _recorded_lengths(folder: Path, args: RlhfArguments, world_size: int) -> Lengths:
+def _recorded_lengths(folder: Path, args: RlhfArguments) -> Lengths:
     """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
     prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
     lines = recorded_lines(folder)
     completion = fmean(line["completions/mean_length"] for line in lines)
-    once = round_of(args, world_size, Lengths(1.0, completion))
+    once = round_of(args, Lengths(1.0, completion))
     computed = fmean(line["tokens_computed"] for line in lines) * once.updates / once.iterations
     more = max(0.0, computed - once.generated_tokens)
     per_group, per_completion = max(1.0, more / once.prompts), max(1.0, more / once.completions)
     rows = _rows(folder / "completions.jsonl")
     if not rows:
-        shared = round_of(args, world_size, Lengths(per_group, completion)).shares_prompts
+        shared = round_of(args, Lengths(per_group, completion)).shares_prompts
         return Lengths(per_group if shared else per_completion, completion)
     written = sum(len(str(row["completion"])) for row in rows) / max(1, sum(row["tokens"] for row in rows))
     by_text = fmean(len(str(row["prompt"])) for row in rows) / max(written, 1e-3)

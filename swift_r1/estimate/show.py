@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.estimate.layout import Estimate, Job
+from swift_r1.estimate.layout import Estimate
+from swift_r1.estimate.roles import Job
 from swift_r1.estimate.split import Split
 from swift_r1.training.memory import GIB
 
@@ -67,7 +68,9 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
     table.add_row("a round", seconds(one.step), f"{how}; {rate}", style="bold")
     console.print(table)
     sent = ", ".join(f"{name} {_size(value)}" for name, value in one.bytes.items())
-    console.print(f"sent to each server: {sent}", soft_wrap=True, highlight=False)
+    console.print(
+        f"bytes of a push to each server, and of a completion from it: {sent}", soft_wrap=True, highlight=False
+    )
     console.print(f"the others wait for: {one.bottleneck}", highlight=False)
     for fault in one.faults:
         console.print(f"does NOT fit: {fault}", style="red", soft_wrap=True, highlight=False)
@@ -86,7 +89,8 @@ def assumptions(job: Job) -> list[str]:
     reward = "rewards take no time here (--measured knows)" if not use.reward_seconds else ""
     return [
         f"a round: {round_.prompts} prompts of {round_.prompt_tokens:,.0f} tokens x {round_.group} completions of "
-        f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}{shape}), {round_.updates} optimizer steps",
+        f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}{shape}), {round_.updates} optimizer "
+        f"step{'s' if round_.updates > 1 else ''}",
         f"{chip.name}: {chip.flops / 1e12:,.4g} TFLOP/s, {chip.bandwidth / 1e12:.3g} TB/s, {chip.memory / GIB:.0f} "
         f"GiB, {chip.intra_node / 1e9:g} and {chip.inter_node / 1e9:g} GB/s in and between machines ({chip.source})",
         f"assumed shares of these: training {use.train:.0%}, log-probs and prefill {use.forward:.0%}, decoding "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swift_r1.estimate.layout import Estimate, Job, Layout, estimate_layout, server_of, trainer_memory
+from swift_r1.estimate.layout import Estimate, Layout, estimate_layout
+from swift_r1.estimate.roles import Job, server_of, trainer_memory
 from swift_r1.training.memory import GIB
 
 _STAGES = (1, 2, 3)

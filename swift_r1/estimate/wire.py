@@ -5,11 +5,13 @@ from __future__ import annotations
 from swift_r1.estimate.chips import Chip
 from swift_r1.estimate.phases import Trainer, bus
 from swift_r1.estimate.work import Efficiency, Round
+from swift_r1.weights.tree import levels_of
 
 BYTES_PER_TOKEN = 28.0
 """Of a completion as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas
 (`tests/estimate/test_wire.py` encodes some)."""
 BYTES_PER_ID = 7.0
+BUCKET_BYTES = 64 * 2**20  # of a push, at most, before changes are taken out (training/backends/base.py)
 _ENVELOPE = 400.0  # headers, request id, sampling parameters, of a request and its answer
 
 
@@ -39,11 +41,13 @@ def push_seconds(
     devices: int,
     transport: str,
     delta: bool,
+    fanout: int = 0,
 ) -> float:
     """From the end of training until all servers serve the new weights: gathering them (ZeRO-3), sending, loading.
 
     `shm`: one copy that all servers of the host map. `http`: compared and hashed once, then sent to each server from
-    rank 0. `nccl`: a broadcast of whole weights. Each of a server's `devices` loads its part.
+    rank 0, or with a `fanout` to so many, which pass each bucket on as it comes: each level of the tree takes the time
+    of one bucket more. `nccl`: a broadcast of whole weights. Each of a server's `devices` loads its part.
     """
     whole = whole_bytes(numbers, width)
     seconds = whole / bus(chip, trainer, use) if trainer.stage == 3 and trainer.ranks > 1 else 0.0
@@ -51,7 +55,9 @@ def push_seconds(
     if transport == "nccl":
         seconds += whole / min(link, chip.intra_node * use.network)
     elif transport == "http":
-        sent = servers * (delta_bytes(numbers, width, use) if delta else whole)
+        each = delta_bytes(numbers, width, use) if delta else whole
+        bucket = each * min(1.0, BUCKET_BYTES / whole)
+        sent = (fanout or servers) * (each + (levels_of(servers, fanout) - 1) * bucket)
         seconds += whole / use.http + sent / min(link, 1.5 * use.http)
     else:
         seconds += whole / use.shm

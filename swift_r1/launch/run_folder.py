@@ -16,7 +16,7 @@ from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.plan import Plan
-from swift_r1.arguments.resuming import BATCH, batch_sizes
+from swift_r1.arguments.resuming import SIZES, batch_sizes
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
@@ -189,7 +189,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
     specs = flag_specs(RlhfArguments)
     before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)  # which may lack newer flags
     now = args.to_dict()
-    same = {*_LAYOUT, *(BATCH if batch_sizes(before) == batch_sizes(now) else ())}
+    same = {*_LAYOUT, *(SIZES if batch_sizes(before) == batch_sizes(now) else ())}
     changed = {
         name: f"--{name} {_shown(before[name])} became {_shown(value)}"
         for name, value in now.items()

@@ -28,9 +28,6 @@ class OptimizerConfig:
     lorap_lr_ratio: float | None = None
 
 
-"""Names of bitsandbytes' AdamW, with 8-bit moments (arXiv 2110.02861)."""
-
-
 def parameter_groups(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer. A group's `lr_ratio` is that of its
     rate to the learning rate: with LoRA+ (arXiv 2402.12354) `--lorap_lr_ratio` for `B`, else 1."""

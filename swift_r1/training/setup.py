@@ -215,12 +215,8 @@ def open_writers(context: Context) -> list[WeightWriter]:
 
     With `--sleep_level`, engines that can give their memory back for the loading.
     """
-    args, cleanup, writers = context.args, context.cleanup, []
-    for url in args.rollout_base_urls or _ready_servers(args):
-        writers.append(_writer(context, url))
-        cleanup.callback(writers[-1].client.close)
-        cleanup.callback(writers[-1].close)
-        writers[-1].hold(args.vllm_server_timeout)
+    args = context.args
+    writers = [_held(context, url) for url in args.rollout_base_urls or _ready_servers(args)]
     for writer in writers if args.sleep_level else ():
         try:
             if writer.client.info().can_sleep:
@@ -234,6 +230,15 @@ def _writer(context: Context, url: str) -> WeightWriter:
     policy: UpdatePolicy | None = "keep" if prefetches(context.args) else None
     client = RolloutClient(url, context.args.api_key)
     return WeightWriter(client, token=saved_token(context.start.run_dir), policy=policy)
+
+
+def _held(context: Context, url: str) -> WeightWriter:
+    """With the lease, which is given back when the run ends, however it does."""
+    writer = _writer(context, url)
+    context.cleanup.callback(writer.client.close)
+    context.cleanup.callback(writer.close)
+    writer.hold(context.args.vllm_server_timeout)
+    return writer
 
 
 def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
@@ -318,9 +323,7 @@ def _first_sessions(
     for url, info in _ready_servers(args).items():
         if why_not_alike([*((one.url, one.first) for one in sessions), (url, info)]) is not None:
             continue
-        if (writer := known.pop(url, None)) is None:
-            writer = _writer(context, url)
-            writer.hold(args.vllm_server_timeout)
+        writer = known.pop(url, None) or _held(context, url)
         sessions.append(ServerSession(writer, expected, args.vllm_server_timeout, transport, info))
     for gone in known.values():
         gone.close()

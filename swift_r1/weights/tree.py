@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from swift_r1.wire.client import RolloutClient
+if TYPE_CHECKING:
+    from swift_r1.wire.client import RolloutClient
 
 _LOOK_S = 2.0
 _AUTO_FANOUT, _AUTO_FROM = 2, 5
@@ -27,6 +29,18 @@ def fanout_of(asked: int | None, servers: int) -> int:
 def parent_of(index: int, fanout: int) -> int | None:
     """From whom the server at `index` gets weights, None for rank 0: the tree is filled level by level."""
     return index // fanout - 1 if index >= fanout else None
+
+
+def levels_of(servers: int, fanout: int) -> int:
+    """Of the tree that so many servers make; 1 where all get the weights from rank 0."""
+    if not fanout:
+        return 1
+    levels, width = 0, 1
+    while servers > 0:
+        width *= fanout
+        servers -= width
+        levels += 1
+    return levels
 
 
 @dataclass(eq=False)

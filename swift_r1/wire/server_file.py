@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from swift_r1.errors import ServerUnreachable
+from swift_r1.arguments.fields import why_no_url
+from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo
 
@@ -33,7 +33,7 @@ def parsed(text: str, name: str) -> Servers:
     for number, line in enumerate(text.splitlines(), 1):
         if not (word := line.partition("#")[0].strip()):
             continue
-        if (why := _no_url(word)) is None:
+        if (why := why_no_url(word)) is None:
             urls[word.rstrip("/")] = None
         else:
             faults.append(f"{name}, line {number}: {word!r} {why}")
@@ -68,7 +68,7 @@ def ready_servers(
         with RolloutClient(url, api_key) as client:
             try:
                 return client.why_not_ready() or client.info()
-            except ServerUnreachable as error:  # between two questions
+            except (ServerUnreachable, RunFailed) as error:  # it went between two questions, or is of another version
                 return str(error)
 
     next_report = time.monotonic()
@@ -92,15 +92,3 @@ def ready_servers(
             report(f"waiting for a rollout server of {path}: {why}; {left:.0f} s left")
             next_report = time.monotonic() + _REPORT_EVERY_S
         time.sleep(min(_LOOK_S, left))
-
-
-def _no_url(word: str) -> str | None:
-    """Why it is no server's URL."""
-    if not word.startswith(("http://", "https://")):
-        return "must begin with http:// or https://"
-    try:
-        parts = urlsplit(word)
-        named = parts.hostname is not None and parts.port != 0 and word.isprintable() and " " not in word
-    except ValueError:  # its port
-        named = False
-    return None if named else "is no URL of a server"

@@ -45,6 +45,7 @@ def test_names_and_files(tmp_path: Path) -> None:
     [
         ("memry: 1", "did you mean memory"),
         ("memory: -1", "above 0"),
+        ("like: mine.yaml", "known are a100-40"),
         ("memory: x", "above 0"),
         ("- 1", "mapping"),
         ("a: [", "YAML"),

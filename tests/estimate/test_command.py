@@ -76,12 +76,23 @@ def test_a_run_file_without_gpus_is_a_cpus(tmp_path: Path, capsys: pytest.Captur
     assert main(["estimate", str(path)]) == 0
     assert "on cpu" in capsys.readouterr().out
     assert main(["estimate", str(path), "--gpus", "4", "--chip", "cpu"]) == 2
+    # Each role has its own cores.
+    path = run_file(tmp_path, model, "  train: {processes: 2, cpus: 6}\n  rollout: {cpus: 1}\n")
+    file = tmp_path / "found.json"
+    assert main(["estimate", str(path), "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["chip"]["flops"] == 3 * chip_of("cpu").flops
+    assert [held["room"] for held in found["given"]["memory"]] == [3 * chip_of("cpu").memory, chip_of("cpu").memory]
 
 
 def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["estimate", "--model", str(model_folder), "--nproc_per_node", "8", "--deepspeed", "zero2"]
     assert main([*words, "--use_vllm", "true", "--vllm_server_host", "a", "b"]) == 0
     assert "train 8 (ZeRO-2) + rollout 2, on h100" in capsys.readouterr().out
+    servers = model_folder / "servers.txt"
+    servers.write_text("http://a:1\nhttp://b:1\nhttp://c:1\n")
+    assert main([*words, "--use_vllm", "true", "--vllm_server_file", str(servers)]) == 0
+    assert "rollout 3" in capsys.readouterr().out
     assert main([*words, "--use_vllm", "true", "--vllm_mode", "colocate"]) == 0
     assert "taking turns" in capsys.readouterr().out
     assert main([*words, "--rlhf_type", "ppo", "--num_generations", "1", "--use_vllm", "false"]) == 0
@@ -95,6 +106,8 @@ def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         (("--model", "/nowhere"), "config.json, no more"),
         (("--gpus", "1", "--use_vllm", "true"), "at least 4, or 3 that take turns"),
         (("--mean_completion_length", "1000", "--max_completion_length", "10"), "is above --max_completion_length"),
+        (("--mean_prompt_length", "1000", "--max_length", "10"), "is above --max_length"),
+        (("--use_vllm", "true", "--vllm_server_file", "/nowhere"), "--vllm_server_file /nowhere cannot be read"),
         (("--measured", "/nowhere"), "--measured /nowhere: args.json"),
         (("--json", "/nowhere/a.json"), "there is no folder"),
         (("--estimate", "true"), "belongs to swift rlhf"),
@@ -127,6 +140,7 @@ def recorded(folder: Path, model: Path, server: bool, factors: dict[str, float])
         model=str(model),
         per_device_train_batch_size=32,
         generation_batch_size=64,
+        steps_per_generation=2,
         gradient_accumulation_steps=2,
         max_completion_length=100,
         use_vllm=server,
@@ -179,6 +193,22 @@ def test_a_recorded_run_calibrates(server: bool, tmp_path: Path, capsys: pytest.
     assert "only its lengths are taken" in said and "completions of 50 (at most 100; lengths as recorded)" in said
     assert main([*words, "--chip", "cpu"]) == 0
     assert "generate x 3.00, train x 0.50" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_recorded_run_of_other_ranks_and_servers_than_its_flags(tmp_path: Path) -> None:
+    """Flags of the batch are counted for the processes that the run began with; servers come and go."""
+    model = folder_of(SMALL | {"dtype": "float32"}, tmp_path / "small")
+    folder = recorded(tmp_path / "run", model, True, {"generate": 1.0, "train": 1.0, "push": 1.0})
+    args = json.loads((folder / "args.json").read_text())
+    args["world_size"] = 2
+    args["args"] |= {"vllm_server_base_url": None, "vllm_server_file": "/gone"}
+    (folder / "args.json").write_text(json.dumps(args))
+    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    servers = (1, 2, 4)
+    write_lines(folder, [line | {"rollout/servers": count} for line, count in zip(lines, servers, strict=True)])
+    job, layout = of_run(folder, chip_of("cpu"), assumed(chip_of("cpu")))
+    assert (job.updated, job.round.updates) == (64, 1)
+    assert (layout.ranks, layout.replicas) == (2, 3)
 
 
 def test_a_run_that_was_too_short(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from swift_r1.estimate import wire
 from swift_r1.estimate.chips import Chip
 from swift_r1.estimate.model import from_config
 from swift_r1.estimate.phases import (
@@ -21,6 +22,7 @@ from swift_r1.estimate.phases import (
 )
 from swift_r1.estimate.wire import BYTES_PER_TOKEN, completion_bytes, push_seconds
 from swift_r1.estimate.work import Efficiency, Round, alive, lengths
+from swift_r1.weights.tree import levels_of, parent_of
 from tests.estimate.conftest import SMALL
 
 MODEL = from_config(SMALL)  # 308 numbers without embedding and head (40), 2 layers, 8 numbers in the cache per token
@@ -119,13 +121,36 @@ def test_a_push() -> None:
     use = replace(ALL, shm=100.0, http=50.0, load=200.0, changed=0.1)
     fast = replace(CHIP, inter_node=1e9)
 
-    def seconds(servers: int, devices: int, transport: str, delta: bool = False) -> float:
-        return push_seconds(1000, 2, fast, TRAINER, use, servers, devices, transport, delta)
+    def seconds(servers: int, devices: int, transport: str, delta: bool = False, fanout: int = 0) -> float:
+        return push_seconds(1000, 2, fast, TRAINER, use, servers, devices, transport, delta, fanout)
 
     assert seconds(3, 1, "shm") == pytest.approx(2000 / 100 + 2000 / 200)  # one copy for all
     assert seconds(1, 2, "shm") == pytest.approx(2000 / 100 + 1000 / 200)  # each device loads its half
     assert seconds(3, 1, "http") == pytest.approx(2000 / 50 + 3 * 2000 / 75 + 10)
     assert seconds(3, 1, "http", delta=True) == pytest.approx(2000 / 50 + 3 * 200 / 75 + 10)
+    # Down a tree: 2 + 4 + 3 servers, and all is one bucket.
+    assert seconds(9, 1, "http", fanout=2) == pytest.approx(2000 / 50 + 2 * (2000 + 2 * 2000) / 75 + 10)
+
+
+@pytest.mark.parametrize(("fanout", "measured"), [(0, 10.8), (4, 3.4), (2, 2.0), (1, 1.7)])
+def test_a_push_down_a_tree_takes_about_what_was_measured(
+    fanout: int, measured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`benchmarks/fanout.py`: 16 servers at 200 Mbit/s each, 16 buckets of 1 MB (docs/scaling.md)."""
+    monkeypatch.setattr(wire, "BUCKET_BYTES", 1e6)
+    use = replace(ALL, network=1.0, http=1e12, load=1e12)
+    network = replace(CHIP, inter_node=25e6)
+    found = push_seconds(8e6, 2, network, TRAINER, use, 16, 1, "http", False, fanout)
+    assert 0.7 * measured < found < measured
+
+
+@pytest.mark.parametrize(("servers", "fanout", "levels"), [(7, 0, 1), (2, 2, 1), (3, 2, 2), (7, 2, 3), (5, 1, 5)])
+def test_levels_of_a_tree(servers: int, fanout: int, levels: int) -> None:
+    assert levels_of(servers, fanout) == levels
+    deepest, place = 1, servers - 1
+    while fanout and (above := parent_of(place, fanout)) is not None:
+        deepest, place = deepest + 1, above
+    assert deepest == levels
 
 
 def test_bytes_of_a_completion_on_the_wire() -> None:

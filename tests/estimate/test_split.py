@@ -10,7 +10,8 @@ from swift_r1.arguments.estimate import EstimateArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.estimate.chips import chip_of
 from swift_r1.estimate.job import job_of
-from swift_r1.estimate.layout import Job, Layout, estimate_layout, trainer_memory
+from swift_r1.estimate.layout import Layout, estimate_layout
+from swift_r1.estimate.roles import Job, trainer_memory
 from swift_r1.estimate.split import best_split, layouts
 from swift_r1.estimate.work import GPU
 from tests.estimate.conftest import HUGE, folder_of
@@ -38,6 +39,19 @@ def test_fewer_replicas_are_tried(model_folder: Path) -> None:
     """By http each is sent the weights, so that more of them may be slower."""
     tried = (one for one in layouts(job(model_folder), 64) if one.mode == "server" and one.tensor_parallel == 1)
     assert {one.replicas for one in tried if one.ranks == 8} == {56, 28, 14, 7, 3, 1}
+
+
+def test_a_push_goes_down_a_tree_unless_the_flag_says_no(model_folder: Path) -> None:
+    """By itself on several machines; on one there is shared memory."""
+    by_http = ("--weight_transport", "http")
+
+    def push(layout: Layout, *more: str) -> float:
+        return estimate_layout(job(model_folder, *by_http, *more), layout).phases["push"]
+
+    several, one = Layout(8, 3, "server", 32, 1), Layout(2, 3, "server", 6, 1)
+    directly = push(several, "--weight_fanout", "0")
+    assert push(several) == push(several, "--weight_fanout", "2") < push(several, "--weight_fanout", "8") < directly
+    assert push(one) == push(one, "--weight_fanout", "0")
 
 
 def test_a_better_chip_is_never_slower(model_folder: Path) -> None:
@@ -91,6 +105,13 @@ def test_memory_of_a_rank_is_that_of_rlhf(model_folder: Path) -> None:
     theirs = estimated(args, shape_of(str(model_folder)), World(8), gpu=True)
     ours = trainer_memory(job_of(args, 8, chip_of("h100"), GPU), 8, 3)
     assert ours.parts == theirs.parts and ours.phases == theirs.phases
+
+
+def test_memory_of_a_rank_depends_on_the_batch_not_on_the_ranks_it_was_written_for(model_folder: Path) -> None:
+    flags = [{"128": "2"}.get(word, word) for word in FLAGS]  # of an optimizer step: 4 x 128 = 4 x 2 x 64
+    args = parse_arguments(EstimateArguments, ["--model", str(model_folder), *flags, "--nproc_per_node", "64"], {})
+    on_64 = trainer_memory(job_of(args, 64, chip_of("h100"), GPU), 64, 3)
+    assert trainer_memory(job(model_folder), 64, 3).phases == on_64.phases
 
 
 def test_a_replica_without_room(model_folder: Path) -> None:

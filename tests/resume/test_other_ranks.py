@@ -34,6 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     **{f"zero{stage}": {"deepspeed": f"zero{stage}"} for stage in range(4)},
 }
 LEARNED = ("loss", "reward", "kl", "teacher_kl", "entropy", "grad_norm", "learning_rate", "clip_ratio/low")
+LEARNED_OF_EXPERTS = ("chord/nll", "chord/mu")
 LEARNED_OF_CRITIC = ("value_loss", "critic/grad_norm", "critic/learning_rate", "values/mean", "kl_penalty")
 
 
@@ -52,7 +53,7 @@ def assert_the_same_run(folder: Path, expected: Path) -> None:
     steps, others = (lines(one, "logging.jsonl") for one in (folder, expected))
     assert [line["step"] for line in steps] == list(range(1, len(others) + 1))
     for line, other in zip(steps, others, strict=True):
-        for name in line.keys() & {*LEARNED, *LEARNED_OF_CRITIC}:
+        for name in line.keys() & {*LEARNED, *LEARNED_OF_EXPERTS, *LEARNED_OF_CRITIC}:
             assert line[name] == pytest.approx(other[name], rel=2e-3, abs=2e-5), (line["step"], name)
 
 
@@ -100,18 +101,38 @@ def test_a_killed_run_goes_on_with_fewer_and_with_more_processes(runs, undisturb
     assert {path.name for path in tmp_path.iterdir()} == {"run", "run.log"}
 
 
-@pytest.mark.parametrize("settings", [PPO, TAUGHT], ids=["ppo", "taught"])
+CHORD = {
+    # Four answers a step, which three ranks do not divide.
+    "max_steps": 12,
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+    "chord_sft_per_device_train_batch_size": 2,
+    "chord_mu_warmup_steps": 1,
+    "chord_mu_decay_steps": 10,
+    "chord_mu_peak": 0.8,
+    "chord_mu_valley": 0.2,
+}
+
+
+@pytest.mark.parametrize("settings", [PPO, TAUGHT, CHORD], ids=["ppo", "taught", "chord"])
 def test_what_was_computed_before_a_round_belongs_to_no_rank(runs, tmp_path, settings):
-    """Values of the critic, and what a teacher said of many tokens: saved on two in the middle of a round, and needed
-    after it on one and on three."""
+    """Values of the critic, what a teacher said of many tokens, and which of the experts' answers a step takes: saved
+    on two in the middle of a round, and needed after it on one and on three."""
     both = ("save_steps", "logging_steps", "log_tokens", "resume_from_checkpoint", "per_device_train_batch_size")
     flags = {name: value for name, value in settings.items() if not name.startswith("eval")}
     flags |= {name: RUN[name] for name in both} | {"learning_rate": 1e-4, "torch_dtype": "float32"}
+    if settings is CHORD:
+        flags["chord_sft_dataset"] = tmp_path / "experts.jsonl"
+        rows = ({"query": f"count from {one}", "response": f"{one} " * (1 + one)} for one in range(7))
+        flags["chord_sft_dataset"].write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert runs.run(tmp_path / "run", processes=2, **flags).code == 0
     for processes, step in ((1, 6), (3, 9)):
+        own = dict[str, int]()
         folder = cut_back(tmp_path / "run", tmp_path / f"on{processes}", step)
         assert json.loads((folder / f"checkpoint-{step}/state/run.json").read_text())["round"]
-        ended = runs.run(folder, processes=processes, **flags)
+        if settings is CHORD and processes == 1:  # twice as much on half of the processes
+            own = {"per_device_train_batch_size": 8, "chord_sft_per_device_train_batch_size": 4}
+        ended = runs.run(folder, processes=processes, **flags | own)
         assert ended.code == 0 and f"2 processes became {processes}" in ended.said
         assert_the_same_run(folder, tmp_path / "run")
 
@@ -141,3 +162,21 @@ def test_saved_on_any_number_and_gone_on_with_any_other(runs, undisturbed, same,
         assert_the_same_run(other, undisturbed)
         if processes == saved:
             same(folder, other)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "more",
+    [{"train_type": "lora", "lora_rank": 4}, {"sync_ref_model": "true", "ref_model_sync_steps": 2}],
+    ids=["lora", "moving reference"],
+)
+def test_adapters_and_a_moving_reference_go_on_with_any_number(runs, tmp_path, more):
+    """Saved on two; on three with ZeRO-3, on one, and on nine, of which one has nothing of a step's eight
+    completions."""
+    calm = tmp_path / "calm"
+    go_on(runs, calm, None, 2, **more)
+    for processes, layout in ((3, "zero3"), (1, "ddp"), (9, "ddp")):
+        folder = cut_back(calm, tmp_path / f"on{processes}", 9)
+        go_on(runs, folder, None, processes, **LAYOUTS[layout], **more)
+        assert_the_same_run(folder, calm)

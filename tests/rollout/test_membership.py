@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -172,8 +173,13 @@ def lease_is_free(url: str) -> bool:
 
 @pytest.mark.parametrize(
     "options",
-    [{"transport": "http", "compare": True}, {"transport": "http", "compare": False}, {"transport": "shm"}],
-    ids=["delta", "http", "shm"],
+    [
+        {"transport": "http", "compare": True},
+        {"transport": "http", "compare": False},
+        {"transport": "http", "compare": True, "fanout": 1},
+        {"transport": "shm"},
+    ],
+    ids=["delta", "http", "chain", "shm"],
 )
 @pytest.mark.parametrize(
     ("seed", "rounds"), [(1, 5), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(2, 8))]
@@ -266,6 +272,26 @@ def test_without_any_the_run_waits_for_one_and_then_ends(begin: Any, serve: Any)
     until(lambda: not [one for one in threading.enumerate() if ":9" in one.name], WAIT_S)
 
 
+def test_a_server_that_is_getting_its_weights_is_waited_for(
+    begin: Any, serve: Any, serve_engine: Any, tiny_engine: Any, tiny_model: Path
+) -> None:
+    """A large model takes longer than `--vllm_server_timeout`."""
+    may_load, timeout_s = threading.Event(), 1.5
+
+    class Large(tiny_engine):  # type: ignore[misc]
+        async def load_weights(self, files: Sequence[Path], version: int) -> None:
+            threading.Timer(2 * timeout_s, may_load.set).start()
+            await asyncio.to_thread(may_load.wait, WAIT_S)
+            await super().load_weights(files, version)
+
+    one, large = serve(), serve_engine(Large(str(tiny_model)), expected_weights(str(tiny_model)))
+    run = begin(one, timeout_s=timeout_s)
+    run.rollouts.publish_weights()
+    undisturbed = run.generated()
+    assert run.generated(lambda answers: run.follow(large) if answers == 2 else None) == undisturbed
+    assert may_load.is_set()
+
+
 def test_200_joins_and_leaves_leave_nothing_behind(begin: Any, serve: Any) -> None:
     one, other = serve(), serve()
     run = begin(one)
@@ -304,10 +330,24 @@ def test_200_joins_and_leaves_leave_nothing_behind(begin: Any, serve: Any) -> No
 
 
 def test_lines_of_the_file(tmp_path: Path) -> None:
-    text = "# all\n http://a:1/ # first\n\nhttps://b\nhttp://a:1\nb:2\nhttp://c:port\nhttp://\nhttp://d e\n"
+    text = "# all\n http://a:1/ # first\n\nhttps://b.c_d.\nhttp://a:1\nhttp://[::1]:8\nhttp://10.0.0.1\n"
     servers = parsed(text, "f")
-    assert servers.urls == ("http://a:1", "https://b")
-    assert [fault.partition(":")[0] for fault in servers.faults] == [f"f, line {number}" for number in (6, 7, 8, 9)]
+    assert servers.urls == ("http://a:1", "https://b.c_d.", "http://[::1]:8", "http://10.0.0.1")
+    assert servers.faults == ()
+    # Of these a client would raise as it is made, or at its first request.
+    wrong = [
+        "b:2",
+        "http://c:port",
+        "http://",
+        "http://d e",
+        "http://10.0.0.256:1",
+        "http://[v1.a]:2",
+        "http://e..f:80",
+    ]
+    wrong += ["http://é..x", "http://xn--\u0080", "http://" + "g" * 64, "http://h:70000", "http://i:0", "http://j\\k"]
+    servers = parsed("\n".join(wrong), "f")
+    assert servers.urls == ()
+    assert [fault.partition(":")[0] for fault in servers.faults] == [f"f, line {n + 1}" for n in range(len(wrong))]
     assert "'b:2' must begin with http://" in servers.faults[0]
     path = tmp_path / "servers.txt"
     assert "No such file" in server_file_faults(str(path))[0]

@@ -387,6 +387,7 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
         __hash__ = object.__hash__
 
     known = {"url": "http://a", "epoch": 0, "ready": True, "joined": True, "left": False, "failed": None}
+    known["users"] = 0
     session: Any = Broken(wait_until_back=broken, **known)
     snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1, adapter=None)
     health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)

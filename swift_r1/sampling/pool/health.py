@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
@@ -141,13 +142,12 @@ class Health:
 
     def attempt(self, session: ServerSession, epoch: int, work: Callable[[], None]) -> bool:
         """Whether `work` with a server succeeded; where it did not, the server is lost, given up, or has left."""
-        with self._changed:
-            if session.left:
-                return False
-            session.users += 1
         try:
-            work()
+            with self._using(session):
+                work()
             return True
+        except _Unwanted:
+            return False
         except ServerLost:
             self.lose(session, epoch)
         except GIVEN_UP as error:
@@ -156,10 +156,6 @@ class Health:
             if not session.left:
                 raise
             logger.info("of the rollout server at %s, which has left: %s", session.url, error)
-        finally:
-            with self._changed:
-                session.users -= 1
-                self._changed.notify_all()
         return False
 
     def check_any(self) -> None:
@@ -170,6 +166,8 @@ class Health:
         with self._changed:
             if any(one.ready for one in self.sessions):
                 return
+            if any(one.users for one in self.sessions):  # with a large model longer than `timeout_s`
+                self._none_since = time.monotonic()
             failed: list[SwiftError] = [one.failed for one in self.sessions if one.failed is not None]
             away = [self._overdue[one] for one in self.sessions if one in self._overdue and one.failed is None]
             left_s = self._none_since + self._timeout_s - time.monotonic()
@@ -330,13 +328,29 @@ class Health:
                     self._changed.notify_all()
                     return True
                 self._served.pushing(target, again=True)
-            session.push(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
+            with self._using(session):
+                session.push(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
         with self._changed:
             self._check_wanted(session)
             if not self._is_newest(version):
                 return False
             self._take_in(session)
         return True
+
+    @contextmanager
+    def _using(self, session: ServerSession) -> Iterator[None]:
+        """While one works with a server: it is not closed, and nobody gives up waiting for it. Raises _Unwanted where
+        it has left."""
+        with self._changed:
+            if session.left:
+                raise _Unwanted
+            session.users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                session.users -= 1
+                self._changed.notify_all()
 
     def _members(self) -> list[tuple[str, ServerInfo]]:
         """Those that a newcomer must be like, and none of."""

@@ -41,7 +41,10 @@ class Membership:
 
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            self._look()
+            try:
+                self._look()
+            except Exception:  # such as too many open files
+                logger.exception("%s is not followed until it changes again", self._path)
 
     def _look(self) -> None:
         try:

@@ -79,6 +79,7 @@ class ServerPool:
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
         self._bytes_of_left = 0
+        self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
 
     @property
     def sessions(self) -> Sequence[ServerSession]:
@@ -98,9 +99,10 @@ class ServerPool:
         is no longer named leaves. To be called by one thread."""
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
-            self.stale += members[url].refused
-            self._bytes_of_left += members[url].writer.sent_bytes
-            self.health.leave(members[url])
+            with self._counting:
+                self.stale += members[url].refused
+                self._bytes_of_left += members[url].writer.sent_bytes
+                self.health.leave(members[url])
         for url in sorted(set(urls) - members.keys()):
             newcomer = make(url)
             self._record(newcomer)
@@ -115,11 +117,12 @@ class ServerPool:
         """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
         that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
         of several servers (`slowdown`)."""
-        sessions = self.sessions
-        refused, self.stale = self.stale + sum(one.refused for one in sessions), 0
-        for one in sessions:
-            one.refused = 0
-        sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
+        with self._counting:
+            sessions = self.sessions
+            refused, self.stale = self.stale + sum(one.refused for one in sessions), 0
+            for one in sessions:
+                one.refused = 0
+            sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
             "rollout/refused": float(refused),
             "rollout/servers": float(len(self.health.ready)),

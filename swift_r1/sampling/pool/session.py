@@ -122,7 +122,7 @@ class ServerSession:
         self.first = first or self.client.wait_until_ready(timeout_s, or_asleep=True)
         if not newcomer and (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
-        if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
+        if not newcomer and expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
             logger.warning(
                 "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self._name, self.first.max_model_len, expected.max_tokens),
