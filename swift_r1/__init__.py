@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "swift_r1.rewards": ("ORM", "AsyncORM", "orms"),
+    "swift_r1.tool_use.registry": ("tools",),
     "swift_r1.data.sampler": ("Outcome", "Sampler", "samplers"),
     "swift_r1.data": (
         "AlpacaPreprocessor",
@@ -41,6 +42,7 @@ __all__ = [
     "orms",
     "register_dataset",
     "samplers",
+    "tools",
 ]
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     )
     from swift_r1.data.sampler import Outcome, Sampler, samplers
     from swift_r1.rewards import ORM, AsyncORM, orms
+    from swift_r1.tool_use.registry import tools
 
 
 def __getattr__(name: str) -> Any:

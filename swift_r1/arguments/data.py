@@ -19,6 +19,9 @@ _IN_ORDER = Scope(
     unless_off=True,
 )
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
+_NOT_READ = Scope(
+    lambda args: not args.calls_tools, "with --tools or tool_scheduler, which read calls in the chat template's form"
+)
 _MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
@@ -30,6 +33,13 @@ EVALUATED = Scope(
     unless_off=True,
 )
 
+
+# ms-swift's agent templates: those that say what the chat templates of models say, and others.
+_CHAT_TEMPLATES = (
+    "hermes hunyuan_hermes qwen3_coder qwen3_5 glm4 glm4_5 glm4_7 glm5_1 chatglm4 llama3 llama4 deepseek_v3_1 "
+    "deepseek_v4 minimax_m2 minimax_m3 seed_oss gemma4 mistral kimi_k25 kimi_k3 minicpm5 youtu hy_v3 hy_v3_preview"
+)
+_NOT_HERE = "react_zh qwen_en qwen_zh qwen_en_parallel qwen_zh_parallel toolbench"
 
 # Of `swift eval` too.
 USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
@@ -75,9 +85,16 @@ class DataArguments:
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
     agent_template: str | None = flag(
         None,
-        "describes a row's column tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
-        "in think tags (react_grpo); default: rows with tools are left out",
+        "describes a row's tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
+        "in think tags (react_grpo); default: the chat template renders them",
+        _NOT_READ,
         choices=AGENT_TEMPLATES,
+        elsewhere=dict.fromkeys(
+            _CHAT_TEMPLATES.split(), "is here the model's own chat template, which renders tools: leave the flag out"
+        )
+        | dict.fromkeys(
+            _NOT_HERE.split(), "is not here: the chat template renders tools (leave the flag out), or react_en does"
+        ),
         ms_swift="by model",
     )
     strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")

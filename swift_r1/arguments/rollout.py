@@ -10,6 +10,7 @@ from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, che
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
+TOOL_SCHEDULER = "tool_scheduler"
 
 _VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
 _A_SERVER = Scope(lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true")
@@ -23,8 +24,9 @@ _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true"
 _GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
     lambda args: args.scheduler_name is not None,
-    "without --multi_turn_scheduler or --use_gym_env true",
+    "without --multi_turn_scheduler, --tools or --use_gym_env true",
 )
+_CALLS = Scope(lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}")
 
 
 def url_of(host: str, port: int) -> str:
@@ -256,3 +258,31 @@ class MultiTurnArguments(TurnArguments):
     multi_turn_timeout: float = free(
         60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
     )
+    tools: list[str] = flag(
+        [],
+        "tools that plugins have registered, which the model may call on rows without a column tools (docs/tools.md)",
+    )
+    tool_call_parser: str | None = flag(
+        None,
+        "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
+        _CALLS,
+    )
+    tool_timeout: float = flag(
+        10.0, "seconds that a tool call may take before its process is killed", _CALLS, more_than=0
+    )
+    max_tool_response_length: int = flag(
+        10_000,
+        "characters of a tool's answer that the model sees; the rest is cut, and a mark says so",
+        _CALLS,
+        at_least=1,
+    )
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """As above; that of tools where those are named."""
+        return super().scheduler_name or (TOOL_SCHEDULER if self.tools else None)
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the run itself calls the tools."""
+        return self.scheduler_name == TOOL_SCHEDULER

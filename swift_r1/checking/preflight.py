@@ -27,7 +27,7 @@ from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
-from swift_r1.data.rows import RESERVED
+from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import instead_of
@@ -35,6 +35,7 @@ from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
 from swift_r1.rewards.confine import end_strays, end_whole
 from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+from swift_r1.tool_use.registry import described, tools
 from swift_r1.tracking.reporters import tracker_faults
 
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
@@ -55,6 +56,7 @@ def check_inputs(
         *reward_name_faults(args),
         *reward_model_faults(args),
         *scheduler_name_faults(args),
+        *tool_faults(args),
         *hub_faults(args),
         *known_faults,
         *trainer_faults(args, world),
@@ -77,7 +79,7 @@ def check_inputs(
         faults += quick_faults(args, data.train[0])
     faults += model_files_faults(args, environ)
     if faults or data is None:
-        raise UsageError(*faults)
+        raise UsageError(*dict.fromkeys(faults))
     return data
 
 
@@ -163,6 +165,22 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
     return faults
 
 
+def tool_faults(args: RlhfArguments) -> list[str]:
+    """Tools that nothing registered, and registered ones that cannot be described to a model."""
+    known = ", ".join(sorted(tools)) or "none"
+    faults = [
+        f"--tools {name}: no plugin registers a tool of that name; known are {known}"
+        for name in args.tools
+        if name not in tools
+    ]
+    for name in tools:
+        try:
+            described(name)
+        except UsageError as error:
+            faults += error.faults
+    return faults
+
+
 def _leads_many(scheduler: Any) -> bool:
     """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
     own = getattr(scheduler, "async_infer", None)
@@ -179,6 +197,7 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     if args.teacher_model == POLICY and HINT not in columns:
         faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
     given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
+    given = given | TOOL_COLUMNS if args.calls_tools else given
     for name in args.reward_funcs:
         if name not in orms:
             continue

@@ -87,6 +87,7 @@ def made_up_batch(
         finish_reason=["length" if len(some) > longest else "stop" for some in ids],
         response_token_ids=[some[:longest] for some in ids],
         rollout_infos=[MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
+        **{name: [value] * len(pairs) for name, value in (("num_turns", 1), ("tool_calls", [])) if name not in names},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
+from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
+from swift_r1.checking.tools import ToolReport, template_faults, try_tools
 from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -38,6 +40,7 @@ _KINDS = {
     "schedulers": "schedulers",
     "envs": "environments",
     "samplers": "samplers",
+    "tools": "tools",
     "others": "other",
 }
 """What a plugin registers, in words."""
@@ -70,6 +73,7 @@ class CheckReport:
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
     rewards: list[RewardReport] = field(default_factory=list)
+    tools: list[ToolReport] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -95,6 +99,7 @@ class CheckReport:
                 }
                 for one in self.rewards
             ],
+            "tools": [asdict(one) for one in self.tools],
         }
 
 
@@ -108,11 +113,17 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += [*reward_name_faults(args), *reward_model_faults(args), *scheduler_name_faults(args)]
+        report.faults += [
+            *reward_name_faults(args),
+            *reward_model_faults(args),
+            *scheduler_name_faults(args),
+            *tool_faults(args),
+        ]
         encoder = None
         if args.model:
             wording = Wording.of(args)
             encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
+            report.faults += template_faults(args, encoder) if args.calls_tools else []
         rows = [
             row
             for source in open_sources(args.dataset, use_hf=args.use_hf)
@@ -122,6 +133,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
             report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
+        called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
+        if called and not report.faults:
+            report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
             report.faults += column_faults(args, columns_of(rows))
@@ -142,7 +156,7 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
-        how = (args.columns, drops, False, args.agent_template)
+        how = (args.columns, drops, False, args.data_flags.tool_use)
         rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
@@ -163,7 +177,7 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
 def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
         return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
-    text = encoder.render(row["messages"])
+    text = encoder.render(row["messages"], encoder.tools_of(row))
     encoded = encoder.encode(row)
     if encoded is None:
         raise UsageError("the prompt of the first row is longer than --max_length")
@@ -228,6 +242,11 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for tool in report.tools:
+        console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
+        style = "" if tool.outcome == "answer" else "yellow"
+        text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
+        console.print(escape(text), style=style, soft_wrap=True, highlight=False)
     if report.rewards:
         console.print(_rewards(report))
     for one in report.rewards:

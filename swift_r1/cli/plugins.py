@@ -27,6 +27,7 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
     from swift_r1.sampling.rm_plugins import known_plugins
+    from swift_r1.tool_use.registry import tools
 
     load_plugins(files)
     known = builtin_datasets | datasets
@@ -38,6 +39,7 @@ def run(words: Sequence[str]) -> int:
         ("Environments (--gym_env):", _summaries(envs)),
         ("Context managers (--context_manager):", _summaries(context_managers)),
         ("Samplers (--prompt_sampler):", _summaries(samplers)),
+        ("Tools (--tools):", _summaries(tools)),
     ):
         if lines:
             print(title)

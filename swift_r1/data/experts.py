@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swift_r1.data.prepare import report_drops, require_rows
-from swift_r1.data.preprocessors import Preprocess, Row, preprocess_row
+from swift_r1.data.preprocessors import Preprocess, Row, RowFault, preprocess_row
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.resolve import open_sources
-from swift_r1.data.rows import Drops, RowFault, as_list, preprocessed
+from swift_r1.data.rows import Drops, as_list, preprocessed
 from swift_r1.data.sampler import PromptSampler, permutation
 from swift_r1.data.sources import DataFlags
 
@@ -59,7 +59,7 @@ def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder
         of_subset = {name: _with_answer(one) for name, one in source.of_subset.items()}
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
         raws = source.rows("train", wanted if source.samples_itself else None, flags.seed)
-        found = list(preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.agent_template))
+        found = list(preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.tool_use))
         require_rows(source, len(found), drops)
         report_drops(source, drops)
         if wanted is not None:

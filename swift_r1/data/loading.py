@@ -179,7 +179,7 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count if source.samples_itself else None, flags.seed)
-        how = (flags.columns, drops, flags.strict, flags.agent_template)
+        how = (flags.columns, drops, flags.strict, flags.tool_use)
         rows = list(islice(preprocessed(source, raws, *how), count))
         require_rows(source, len(rows), drops)
         found += rows

@@ -45,7 +45,7 @@ _LINE_EVERY_S = 10.0
 def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
     """What tells one preparation of a run from the others, without looking at the data."""
     return json.dumps(
-        [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.agent_template]
+        [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.tool_use.identity()]
     )
 
 
@@ -98,7 +98,7 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    text = json.dumps([identity, code, sorted(flags.columns.items()), source.name, flags.agent_template])
+    text = json.dumps([identity, code, sorted(flags.columns.items()), source.name, flags.tool_use.identity()])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -212,7 +212,7 @@ def _work(task: Task) -> Block:
 def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
     """Prepared rows of raw ones."""
     drops, rows = Drops(), []
-    how = (flags.columns, drops, flags.strict, flags.agent_template)
+    how = (flags.columns, drops, flags.strict, flags.tool_use)
     for raw, part, row, line in results(source, source.task_rows(task), *how):
         rows.append(
             {

@@ -19,6 +19,11 @@ Row = dict[str, Any]
 Preprocessed = Row | list[Row] | None
 Preprocess = Callable[[Row], Preprocessed]
 
+
+class RowFault(ValueError):
+    """A row that cannot be trained on, and why."""
+
+
 SYSTEM_KEYS = ("system", "system_prompt")
 TOOL_CALL_KEYS = ("tool_calls", "function_call")
 QUERY_KEYS = ("query", "prompt", "input", "instruction", "question", "problem")
@@ -156,7 +161,7 @@ class MessagesPreprocessor(RowPreprocessor):
             return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         own = {"system": [self.system_role], "user": self.user_roles, "assistant": self.assistant_roles}
         role = next((standard for standard, names in own.items() if role in names), role)
-        calls = {key: message[key] for key in TOOL_CALL_KEYS if message.get(key)}  # to be refused, not lost
+        calls = {key: message[key] for key in (*TOOL_CALL_KEYS, "tool_call_id", "name") if message.get(key)}
         return [{"role": role, "content": _first(message, self.content_keys), **calls}]
 
 

@@ -123,7 +123,7 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 """The chat template: messages to text, on request with the start of the model's next turn."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, **given: Any) -> str:
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
     """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them."""
     from jinja2 import TemplateError
 
@@ -133,9 +133,24 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generati
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **given
             )
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:  # TypeError: text put together with what is none
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
+
+
+def tool_template(tokenizer: Any) -> str:
+    """The text of the chat template that renders tools: where there are several by name, that of tool_use."""
+    own = getattr(tokenizer, "chat_template", None) or ""
+    return own if isinstance(own, str) else str(own.get("tool_use") or own.get("default") or "")
+
+
+def has_tools(template: str) -> bool:
+    """Whether a template has a place for tools."""
+    return re.search(r"\btools\b", template) is not None
+
+
+def renders_tools(tokenizer: Any) -> bool:
+    return has_tools(tool_template(tokenizer))
 
 
 def opening_of(render: Renderer) -> str:

@@ -10,10 +10,19 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompt_templates import opening_of, prompt_template, rendered, turn_end, with_own_words
+from swift_r1.data.prompt_templates import (
+    has_tools,
+    opening_of,
+    prompt_template,
+    rendered,
+    tool_template,
+    turn_end,
+    with_own_words,
+)
 from swift_r1.data.rows import RESERVED, content_bytes
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+from swift_r1.tool_use.parsing import with_arguments
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -32,17 +41,19 @@ class Prompt:
         response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
         turn_end: the token that ends the model's turn in the template, where one does.
         row: where a sampler chose it (`--prompt_sampler`), the number of its row.
+        tools: OpenAI's descriptions of the tools that the template renders.
     """
 
     prompt_id: str
     dataset: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     text: str
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any]
     response_prefix: str = ""
     turn_end: int | None = None
     row: int = 0
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 class PromptFlags(Protocol):
@@ -56,6 +67,8 @@ class PromptFlags(Protocol):
     def response_prefix(self) -> str: ...
     @property
     def enable_thinking(self) -> bool | None: ...
+    @property
+    def agent_template(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +80,19 @@ class Wording:
         template: `--prompt_template`; None for the tokenizer's own chat template.
         response_prefix: what the model's turn begins with.
         enable_thinking: passed to the template unless it is None.
+        agent_template: None where the template renders a row's tools, which are in its system message otherwise.
     """
 
     system: str | None = None
     template: str | None = None
     response_prefix: str = ""
     enable_thinking: bool | None = None
+    agent_template: str | None = None
 
     @classmethod
     def of(cls, args: PromptFlags) -> Wording:
-        return cls(args.system, args.prompt_template, args.response_prefix, args.enable_thinking)
+        flags = args.system, args.prompt_template, args.response_prefix, args.enable_thinking
+        return cls(*flags, args.agent_template)
 
 
 def tokenizer_of_run(tokenizer: Any, wording: Wording) -> Any:
@@ -135,14 +151,36 @@ class PromptEncoder:
         """The token that ends the model's turn in the template; None where none does."""
         return turn_end(self._rendered, self.tokenizer)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text, including the start of the model's turn; UsageError where the template refuses it."""
-        text = self._rendered(messages, True)
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The prompt's text, including the start of the model's turn; UsageError where the template refuses it, or has
+        no place for tools."""
+        if (tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)) and not self.has_tools:
+            raise UsageError(
+                "a prompt has tools or calls of them, and the chat template has no place for these: take another "
+                "--prompt_template, or --agent_template react_en, which describes tools in the system message"
+            )
+        text = self._rendered(messages, True, tools)
         # A template may open the turn by itself, as that of a checkpoint does.
         return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        return rendered(self.tokenizer, self._with_system(messages), add_generation_prompt, **self._given)
+    @cached_property
+    def template(self) -> str:
+        """The text of the template that renders tools."""
+        return str(self._given.get("chat_template") or tool_template(self.tokenizer))
+
+    @cached_property
+    def has_tools(self) -> bool:
+        """Whether it does."""
+        return has_tools(self.template)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        given = self._given | ({"tools": [dict(one) for one in tools]} if tools else {})
+        return rendered(self.tokenizer, with_arguments(self._with_system(messages)), add_generation_prompt, **given)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; no special tokens are added."""
@@ -150,7 +188,8 @@ class PromptEncoder:
 
     def encode(self, row: Row) -> Prompt | None:
         """The prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
-        text = self.render(row["messages"])
+        tools = self.tools_of(row)
+        text = self.render(row["messages"], tools)
         token_ids = self.tokenize(text)
         if self._max_length is not None and len(token_ids) > self._max_length:
             if self.truncation == "delete":
@@ -166,7 +205,12 @@ class PromptEncoder:
             columns={key: value for key, value in row.items() if key not in RESERVED and key != "messages"},
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,
+            tools=tuple(tools),
         )
+
+    def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
+        """The descriptions that the template renders."""
+        return (row.get("tools") or ()) if self._wording.agent_template is None else ()
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
         """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
@@ -201,9 +245,12 @@ class PromptEncoder:
         return self.truncation != "delete" or not self._is_too_long(row)
 
     def _is_too_long(self, row: Row) -> bool:
-        return self._max_length is not None and len(self.tokenize(self.render(row["messages"]))) > self._max_length
+        return self._max_length is not None and self._length(row) > self._max_length
 
-    def _with_system(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    def _length(self, row: Row) -> int:
+        return len(self.tokenize(self.render(row["messages"], self.tools_of(row))))
+
+    def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [dict(message) for message in messages]
         if self._wording.system is not None and own[0]["role"] != "system":
             own.insert(0, {"role": "system", "content": self._wording.system})

@@ -11,25 +11,23 @@ from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.preprocessors import TOOL_CALL_KEYS, Row, preprocess_row, rename_columns
+from swift_r1.data.preprocessors import Row, RowFault, preprocess_row, rename_columns
 from swift_r1.data.sources import Source
-from swift_r1.data.tools import with_tools
+from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError, describe
 
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
 ) | {"rollout_infos", "trainer_state", "trajectory_inputs"}
+TOOL_COLUMNS = frozenset(("num_turns", "tool_calls"))
+"""Given to rewards by runs that call tools, which reserves these names too."""
 _ROLES = ("system", "user", "assistant", "tool")
-_CALL_ROLES = ("tool_call", "tool_response", "function_call", "function", "observation")  # ms-swift's, ShareGPT's
+_OF_TOOLS = ("tool_calls", "tool_call_id", "name")
 # What ms-swift puts into the prompt, and no prompt here has.
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-_TOOL_CALLS = "tool calls are not rendered into prompts: let a preprocessor turn them into text"
+_UNBOUNDED = 2**32 - 1  # bytes of a row whose length only the chat template knows
 _SHOWN = 3
-
-
-class RowFault(ValueError):
-    """A row that cannot be trained on, and why."""
 
 
 @dataclass
@@ -54,17 +52,17 @@ def preprocessed(
     columns: Mapping[str, str],
     drops: Drops,
     strict: bool = False,
-    agent_template: str | None = None,
+    tool_use: ToolUse | None = None,
 ) -> Iterator[Row]:
     """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
-    With an `agent_template` their system message describes the column `tools`.
+    The column `tools` has OpenAI's descriptions, except with an agent template, which describes them elsewhere.
 
     Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
 
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for raw, number, row, _line in results(source, raws, columns, drops, strict, agent_template):
+    for raw, number, row, _line in results(source, raws, columns, drops, strict, tool_use):
         suffix = f".{number}" if number else ""
         yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{raw.index}{suffix}"}
 
@@ -75,9 +73,10 @@ def results(
     columns: Mapping[str, str],
     drops: Drops,
     strict: bool = False,
-    agent_template: str | None = None,
+    tool_use: ToolUse | None = None,
 ) -> Iterator[tuple[RawRow, int, Row, bytes]]:
     """As `preprocessed`, without `dataset` and `prompt_id`: the raw row, which of its rows it is, the row, its JSON."""
+    use = tool_use or ToolUse()
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
@@ -88,10 +87,13 @@ def results(
             try:
                 rows = as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
                 for row in rows:
-                    _refuse_unread(row, agent_template)
+                    _refuse_unread(row)
                     row["messages"] = _prompt_messages(row)
-                    if agent_template is not None and not _is_empty(row.get("tools")):
-                        row["messages"] = with_tools(row["messages"], row["tools"], agent_template)
+                    if descriptions := use.descriptions(None if _is_empty(row.get("tools")) else row["tools"]):
+                        if use.agent_template is not None:
+                            row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
+                        else:
+                            row["tools"] = descriptions
                     lines.append(_as_json(row))
             except UsageError:
                 raise
@@ -106,7 +108,7 @@ def results(
             continue
         drops.filtered += not rows
         for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            if clashing := sorted(RESERVED.intersection(row)):
+            if clashing := sorted((RESERVED | TOOL_COLUMNS if use.called else RESERVED).intersection(row)):
                 raise UsageError(
                     f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
                     f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
@@ -135,7 +137,7 @@ def as_list(result: Any) -> list[Row]:
     return [dict(one) for one in results]
 
 
-def _refuse_unread(row: Mapping[str, Any], agent_template: str | None) -> None:
+def _refuse_unread(row: Mapping[str, Any]) -> None:
     """Raises RowFault where a column belongs in the prompt but would be missing from it."""
     for name in _MEDIA:
         if not _is_empty(row.get(name)):
@@ -143,8 +145,6 @@ def _refuse_unread(row: Mapping[str, Any], agent_template: str | None) -> None:
                 f"the column {name} is for multimodal models, this trains on text: leave such rows out, or rename the "
                 f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
-    if agent_template is None and not _is_empty(row.get("tools")):
-        raise RowFault("the column tools describes tools: --agent_template puts them into the prompt")
     if not _is_empty(row.get("chat_template_kwargs")):
         raise RowFault("the column chat_template_kwargs is not read: --enable_thinking applies to all rows")
 
@@ -153,8 +153,8 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value == "[]") or (hasattr(value, "__len__") and not len(value))
 
 
-def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages of a preprocessed row that make its prompt: the trailing reference answer is cut off.
+def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a preprocessed row that make its prompt: the trailing reference answer, or call, is cut off.
 
     Raises:
         RowFault: no messages, an unknown role, content that is not text, or no user's turn with text at the end.
@@ -167,9 +167,13 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     if not isinstance(messages, list | tuple):
         raise RowFault(f"no messages after preprocessing (other columns: {columns()})")
     end = len(messages)
-    while end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") == "assistant":
+    answers = ("assistant", *CALL_ROLES)
+    while end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") in answers:
         end -= 1  # unchecked: a reference answer may be a number
-    prompt = [_message(message) for message in messages[:end]]
+    for message in messages[:end]:
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise RowFault("a message is not an object with role and content")
+    prompt = [_message(message) for message in with_calls(messages[:end])]
     if not prompt or prompt[-1]["role"] == "system":
         raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns()})")
     if not any(sign.isprintable() and not sign.isspace() for sign in prompt[-1]["content"]):
@@ -177,12 +181,8 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return prompt
 
 
-def _message(message: Any) -> dict[str, str]:
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-        raise RowFault("a message is not an object with role and content")
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message["role"], message["content"]
-    if role in _CALL_ROLES or any(message.get(key) for key in TOOL_CALL_KEYS):
-        raise RowFault(f"the {role} message is part of a tool call: {_TOOL_CALLS}")
     if role not in _ROLES:
         raise RowFault(f"unknown role {role!r} in messages")
     if not isinstance(content, str):
@@ -192,7 +192,7 @@ def _message(message: Any) -> dict[str, str]:
         raise RowFault(f"the content of the {role} message is a {type(content).__name__}{held}, not text")
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
-    return {"role": role, "content": content}
+    return {"role": role, "content": content} | {key: message[key] for key in _OF_TOOLS if message.get(key)}
 
 
 def _as_json(row: Row) -> bytes:
@@ -231,9 +231,12 @@ def _why_not_kept(row: Row, error: Exception) -> str:
 
 def prompt_key(row: Mapping[str, Any]) -> str:
     """What makes two rows the same prompt."""
-    return json.dumps([[message["role"], message["content"]] for message in row["messages"]])
+    messages = [[one["role"], one["content"], *filter(None, [one.get("tool_calls")])] for one in row["messages"]]
+    return json.dumps([*messages, *filter(None, [row.get("tools")])])
 
 
 def content_bytes(row: Mapping[str, Any]) -> int:
-    """Bytes of the contents of a row's messages."""
+    """Bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
+    if row.get("tools") or any("tool_calls" in message for message in row["messages"]):
+        return _UNBOUNDED
     return sum(len(message["content"].encode()) for message in row["messages"])

@@ -15,6 +15,7 @@ from swift_r1.data.fingerprint import file_digest, fingerprint
 from swift_r1.data.hubs import Hub, Place, load_split, split_rows
 from swift_r1.data.preprocessors import Preprocess
 from swift_r1.data.registry import Loader
+from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError, describe
 
 Split = Literal["train", "eval"]
@@ -33,6 +34,8 @@ class DataFlags:
     columns: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
     agent_template: str | None = None
+    tools: Sequence[str] = ()
+    calls_tools: bool = False
     dataset_num_proc: int = 1
     load_from_cache_file: bool = True
     streaming: bool = False
@@ -42,6 +45,10 @@ class DataFlags:
     evaluates: bool = False
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
+
+    @property
+    def tool_use(self) -> ToolUse:
+        return ToolUse(self.agent_template, tuple(self.tools), self.calls_tools)
 
 
 @dataclass(frozen=True, slots=True)

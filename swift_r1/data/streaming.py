@@ -78,7 +78,7 @@ class RowStream:
         for turn in count():
             before = found
             raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
-            how = (self.flags.columns, drops, self.flags.strict, self.flags.agent_template)
+            how = (self.flags.columns, drops, self.flags.strict, self.flags.tool_use)
             for row in preprocessed(source, raws, *how):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:

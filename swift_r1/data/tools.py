@@ -1,13 +1,20 @@
-"""`--agent_template`: a row's tools described in the system message, with the form in which the model calls them."""
+"""Tools in rows: the column that names or describes them, calls and answers in messages, and `--agent_template`, which
+describes tools in the system message instead of leaving that to the model's chat template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from swift_r1.data.preprocessors import RowFault
+from swift_r1.tool_use.registry import described, tools
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
 AGENT_TEMPLATES = tuple(_THOUGHTS)
+CALL_ROLES = ("tool_call", "function_call")  # ms-swift's and ShareGPT's
+ANSWER_ROLES = ("tool", "tool_response", "function", "observation")
 _FORM = """Answer the question; the tools below help with it.
 
 {tools}
@@ -24,32 +31,134 @@ Observation: what it gave back
 Final Answer: the answer"""
 
 
-def with_tools(messages: Sequence[dict[str, str]], tools: Any, template: str) -> list[dict[str, str]]:
-    """The messages with `tools` in the system message, behind what is there, in the ReAct form (arXiv 2210.03629).
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the tools of rows come into their prompts.
 
-    `tools` are OpenAI's function descriptions, or their JSON, as a whole or one by one. Raises ValueError for others.
+    Attributes:
+        agent_template: describes them in the system message; None: the chat template renders them.
+        names: registered tools of rows without a column `tools`.
+        called: the run calls them, so that each must be a registered one.
     """
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    if not isinstance(tools, Sequence):
-        raise ValueError(f"tools is a {type(tools).__name__}, not a list")
-    described = [_function(tool) for tool in tools]
+
+    agent_template: str | None = None
+    names: tuple[str, ...] = ()
+    called: bool = False
+
+    def identity(self) -> list[Any]:
+        """What prepared rows depend on."""
+        return [self.agent_template, self.names, self.called, [described(name) for name in sorted(tools)]]
+
+    def descriptions(self, column: Any) -> list[dict[str, Any]]:
+        """OpenAI's descriptions of a row's tools. Its column is a list, or the JSON of one, of names of registered
+        tools and of descriptions (or their JSON). Raises RowFault for anything else, or an unknown name."""
+        column = _read(column, "the column tools")
+        if column is None or not len(column):
+            return [described(_known(name)) for name in self.names]
+        if isinstance(column, Mapping) or not isinstance(column, Sequence):
+            raise RowFault(f"tools is a {type(column).__name__}, not a list")
+        found = [self._description(one) for one in column]
+        names = [one["function"]["name"] for one in found]
+        if len(set(names)) < len(names):
+            raise RowFault("two tools have the same name")
+        return found
+
+    def _description(self, tool: Any) -> dict[str, Any]:
+        if isinstance(tool, str) and not tool.lstrip().startswith("{"):
+            return described(_known(tool))
+        tool = _read(tool, "a tool")
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise RowFault("a tool has no name")
+        if self.called:
+            _known(function["name"])
+        return {"type": "function", "function": dict(function)}
+
+
+def _known(name: str) -> str:
+    if name not in tools:
+        raise RowFault(f"there is no tool {name}; plugins have registered {', '.join(sorted(tools)) or 'none'}")
+    return name
+
+
+def _read(value: Any, what: str) -> Any:
+    """A value that may be JSON text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise RowFault(f"{what} is not JSON") from None
+
+
+def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form: a `tool_call` of ms-swift joins the assistant's message before it, or makes one; a
+    `tool_response` becomes an answer to the next call that has none. Raises RowFault for a call that is none."""
+    found: list[dict[str, Any]] = []
+    unanswered: list[dict[str, Any]] = []
+    number = 0
+    for message in messages:
+        role, calls = message.get("role"), _calls(message)
+        if role in ANSWER_ROLES:
+            call: dict[str, Any] = unanswered.pop(0) if unanswered else {"id": "", "function": {"name": ""}}
+            content = message.get("content")
+            content = content if isinstance(content, str | None) else json.dumps(content, ensure_ascii=False)
+            more = {"tool_call_id": message.get("tool_call_id") or call["id"], "name": call["function"]["name"]}
+            more["name"] = message.get("name") or more["name"]
+            found.append({"role": "tool", "content": content, **{key: value for key, value in more.items() if value}})
+            continue
+        if role in CALL_ROLES:
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": ""})
+            own = found[-1]
+        else:
+            own = {key: value for key, value in message.items() if key not in ("tool_calls", "function_call")}
+            found.append(own)
+        for call in calls:
+            call["id"] = call["id"] or f"call{number:05d}"  # nine characters, which Mistral's template asks for
+            number += 1
+            own.setdefault("tool_calls", []).append(call)
+            unanswered = [*unanswered, call] if own["tool_calls"][0] is not call else [call]
+        if calls:
+            own["content"] = own.get("content") or ""
+    return found
+
+
+def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls in one message, with arguments as JSON text."""
+    if message.get("role") in CALL_ROLES:
+        read = _read(message.get("content"), "a tool call")
+        raw = read if isinstance(read, list) else [read]
+    else:
+        raw = list(message.get("tool_calls") or ())
+        raw += [message["function_call"]] if message.get("function_call") else []
+    calls = []
+    for one in raw:
+        one = _read(one, "a tool call")
+        one = one if isinstance(one, Mapping) else {}
+        function = one.get("function", one)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RowFault("a tool call has no name")
+        arguments = function.get("arguments", function.get("parameters")) or {}
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        own = {"name": function["name"], "arguments": text}
+        calls.append({"id": one.get("id") or "", "type": "function", "function": own})
+    return calls
+
+
+def with_tools(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], template: str
+) -> list[dict[str, Any]]:
+    """The messages with the descriptions in the system message, behind what is there, in the ReAct form (arXiv
+    2210.03629)."""
+    functions = [one["function"] for one in tools]
     text = _FORM.format(
-        tools="\n".join(_line(one) for one in described),
-        names=", ".join(str(one["name"]) for one in described),
+        tools="\n".join(_line(one) for one in functions),
+        names=", ".join(str(one["name"]) for one in functions),
         thought=_THOUGHTS[template],
     )
     own, *rest = messages
     if own["role"] != "system":
         return [{"role": "system", "content": text}, own, *rest]
     return [{"role": "system", "content": f"{own['content']}\n\n{text}"}, *rest]
-
-
-def _function(tool: Any) -> Mapping[str, Any]:
-    tool = json.loads(tool) if isinstance(tool, str) else tool
-    found = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    if not isinstance(found, Mapping) or not found.get("name"):
-        raise ValueError("a tool has no name")
-    return found
 
 
 def _line(tool: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
+from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
 from swift_r1.rewards.orm import build_rewards
 
@@ -32,7 +33,9 @@ class Questions:
     sha256: str
 
 
-def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Questions:
+def load_questions(
+    task: Task, seed: int = 42, use_hf: bool | None = None, tool_use: ToolUse | None = None
+) -> Questions:
     """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`. Raises
     UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end."""
     (source,) = open_sources([task.dataset], use_hf=use_hf)
@@ -47,7 +50,9 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
     count = task.limit if source.samples_itself else None
     drops = Drops()
     try:
-        rows = list(islice(preprocessed(source, source.rows(split, count, seed), {}, drops), task.limit))
+        rows = list(
+            islice(preprocessed(source, source.rows(split, count, seed), {}, drops, tool_use=tool_use), task.limit)
+        )
     except UsageError as error:
         if source.place is None:
             raise
@@ -91,6 +96,10 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
         )
     prompts = []
     for row in questions.rows:
+        if row.get("tools"):
+            raise UsageError(
+                f"{task.name}: its rows have tools: --endpoint completions --tokenizer FOLDER renders them"
+            )
         messages = tuple(row["messages"])
         if task.system and messages[0]["role"] != "system":
             messages = ({"role": "system", "content": task.system}, *messages)

@@ -25,7 +25,7 @@ class LoadedPlugin:
 
     Attributes:
         path: as it was given.
-        orms, rm_plugins, datasets, schedulers, envs, samplers: names in the registries of these kinds.
+        orms, rm_plugins, datasets, schedulers, envs, samplers, tools: names in the registries of these kinds.
         others: names in registries that nothing here reads (`prms`, `context_managers`).
         module: the loaded module, which may have a `gold(row)` for `swift check`.
     """
@@ -37,6 +37,7 @@ class LoadedPlugin:
     schedulers: tuple[str, ...]
     envs: tuple[str, ...]
     samplers: tuple[str, ...]
+    tools: tuple[str, ...]
     others: tuple[str, ...]
     module: ModuleType
 
@@ -100,6 +101,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         schedulers=changed["scheduler"],
         envs=changed["environment"],
         samplers=changed["sampler"],
+        tools=changed["tool"],
         others=(*changed["process reward"], *changed["context manager"]),
         module=module,
     )

@@ -15,6 +15,7 @@ from swift_r1.data.sampler import samplers
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
+from swift_r1.tool_use.registry import tools
 
 _MODULES = (
     *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),
@@ -30,6 +31,7 @@ REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
     "reward model": (rm_plugins, "swift.rewards.rm_plugin", "rm_plugins"),
     "context manager": (context_managers, "swift.rollout.gym_env", "context_managers"),
     "sampler": (samplers, "", ""),  # which it has not
+    "tool": (tools, "", ""),
 }
 """What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 

@@ -78,7 +78,7 @@ class MultiTurnScheduler(RolloutScheduler):
             if turn > 1 and request.messages[-1] == {"role": "assistant", "content": None}:
                 request.messages.pop()  # it only asked for the turn to go on
             if not choice.token_ids:
-                messages = _up_to_last_answer(request.messages)
+                messages = up_to_last_answer(request.messages)
                 return RolloutOutput(response, messages, ids, masks, infos | {"num_turns": turn - 1})
             if request.messages[-1]["role"] == "assistant":  # its turn goes on
                 request.messages[-1]["content"] += choice.message.content
@@ -117,7 +117,7 @@ class MultiTurnScheduler(RolloutScheduler):
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
 
 
-def _up_to_last_answer(messages: Messages) -> Messages:
+def up_to_last_answer(messages: Messages) -> Messages:
     """Without what was asked after the model's last turn and got no answer."""
     end = max((place for place, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
     return messages[:end]
@@ -193,7 +193,7 @@ class GymScheduler(RolloutScheduler):
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
             if not choice.token_ids:  # no room: the environment gets no action that the model did not take
-                messages, over = _up_to_last_answer(messages), True
+                messages, over = up_to_last_answer(messages), True
             else:
                 messages.append({"role": "assistant", "content": choice.message.content})
                 observation, reward, over, info = await env.step(deepcopy(messages))

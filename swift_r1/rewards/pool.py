@@ -14,6 +14,7 @@ from concurrent import futures
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
@@ -36,6 +37,7 @@ from swift_r1.rewards.worker import (
 from swift_r1.tracking.spans import Spans
 
 _logger = logging.getLogger("swift_r1.rewards")
+T = TypeVar("T")
 
 START_SECONDS = 120.0  # for a worker to import the plugins
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
@@ -65,8 +67,10 @@ class RewardPool(RewardCaller):
     of them ask again.
 
     Workers start by spawn, so it does not matter what threads or libraries this process has. They import the main
-    module of the program again: keep that light.
+    module of the program again: keep that light. `what` they work on is said in messages.
     """
+
+    what = "reward"
 
     def __init__(
         self,
@@ -172,25 +176,40 @@ class RewardPool(RewardCaller):
         limit = self.timeout * min(call.size, LONGEST_CALL)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
         arguments = (call.name, call.items, dict(state), limit)
+        future, pool = self._schedule(call_reward, arguments, limit + grace)
+        return Submitted(call, future, limit, pool)
+
+    def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
+        return self._surely(lambda: self._submit(call, state))
+
+    def schedule(
+        self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float
+    ) -> tuple[ProcessFuture[T], ProcessPool]:
+        """Any call in a worker, which is killed after `limit` seconds; and the pool, which may break down under it."""
+        return self._surely(lambda: self._schedule(function, arguments, limit))
+
+    def _schedule(
+        self, function: Callable[..., T], arguments: tuple[Any, ...], limit: float
+    ) -> tuple[ProcessFuture[T], ProcessPool]:
         with self._lock:
             assert self._pool is not None and self._watchdog is not None, "the pool is closed"
             if not self._watchdog.alive:
                 raise RuntimeError("their watchdog was killed")
-            future = self._pool.schedule(call_reward, args=arguments, timeout=limit + grace)
+            future: ProcessFuture[T] = self._pool.schedule(function, args=arguments, timeout=limit)
             busy = self._busy
             busy.add()
             future.add_done_callback(lambda _future: busy.done())
-            return Submitted(call, future, limit, self._pool)
+            return future, self._pool
 
-    def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
+    def _surely(self, submit: Callable[[], T]) -> T:
         with self._lock:
             try:
-                return self._submit(call, state)
+                return submit()
             except RuntimeError as error:  # mostly: a worker died between two calls
-                _logger.warning("the reward workers broke down (%s), and are started again", error)
+                _logger.warning("the %s workers broke down (%s), and are started again", self.what, error)
                 self.close()
                 self.start()
-                return self._submit(call, state)
+                return submit()
 
 
 def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:

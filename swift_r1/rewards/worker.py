@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -119,24 +120,32 @@ def call_reward(
     The parent kills this process after `limit` seconds; where the parent is gone, it ends itself."""
     if isinstance(reward := _rewards[name], str):
         return [ItemOutcome(failure=reward)] * len(items), 0.0
-    started = time.perf_counter()
+    with guarded(limit):
+        started = time.perf_counter()
+        outcomes = _call_all(reward, items, trainer_state, limit)
+        seconds = time.perf_counter() - started
+    return outcomes, seconds
+
+
+@contextmanager
+def guarded(limit: float) -> Iterator[None]:
+    """Around one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
+    memory is used up; what the call started and printed ends with it."""
     with open(os.devnull, "w") as nowhere, contained():
         # A C thread that needs no GIL: it ends even a process that spins inside a C function.
         faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
         try:
-            outcomes = _call_all(reward, items, trainer_state, limit)
+            yield
         except MemoryError:
             # The memory left may be too little for anything: a new worker takes over.
             os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    seconds = time.perf_counter() - started
     if _output is not None:
         try:
             _output.end_call()
-        except OSError:  # the watchdog was killed, or the reward closed what is not its own: a new worker has both
+        except OSError:  # the watchdog was killed, or the call closed what is not its own: a new worker has both
             os._exit(1)
-    return outcomes, seconds
 
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:

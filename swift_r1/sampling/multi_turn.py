@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -89,7 +90,8 @@ class MultiTurn:
 
 class Stage:
     """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
-    seconds between two turns of the model; `last_message_only` are trained."""
+    seconds between two turns of the model, except while it is `working`: on what has a deadline of its own. With
+    `last_message_only` the last message is trained."""
 
     def __init__(
         self,
@@ -100,8 +102,9 @@ class Stage:
         ends: tuple[int, ...],
         limits: Limits,
         last_message_only: bool = False,
+        working: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._name, self._timeout = name, timeout
+        self._name, self._timeout, self._working = name, timeout, working
         self._last_message_only = last_message_only
         self._tasks: dict[Play, asyncio.Task[Conversation]] = {}
         self._groups: list[list[Play]] = []  # not yet taken
@@ -188,7 +191,9 @@ class Stage:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            result = future.result(self._timeout)
+            while wait([future], self._timeout).not_done and self._working():
+                pass
+            result = future.result(0)
         except TimeoutError as error:
             slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
             raise RunFailed(
@@ -230,6 +235,7 @@ def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversat
     transcript.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
     end, first = transcript.sampled_length, transcript.last_message if last_message_only else 0
     messages = output.messages or transcript.messages
+    is_text = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     spans = spans_of(transcript.versions[:end])
     versions = [version for _, version in spans]
     completion = wire.Completion(
@@ -247,6 +253,6 @@ def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversat
         loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
         turns=transcript.turn_token_ids,
         messages=messages,
-        text=messages[-1]["content"] if messages[-1]["role"] == "assistant" else transcript.text,
+        text=messages[-1]["content"] if is_text else transcript.text,
         infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.prompts import Prompt
+from swift_r1.data.rows import TOOL_COLUMNS
 from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
@@ -120,6 +121,8 @@ class Scoring:
         turns = [list(map(list, one.turns)) for one in group]
         scheduled = group[0].infos is not None
         more: dict[str, Any] = {"rollout_infos": [one.infos for one in group]} if scheduled else {}
+        if "tool_calls" in (group[0].infos or {}):
+            more |= {name: [(one.infos or {})[name] for one in group] for name in TOOL_COLUMNS}
         return reward_batch(
             [one.text for one in group],
             [one.prompt.columns for one in group],
@@ -193,11 +196,38 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
             "multi_turn/max_turns": float(max(turns)),
             "multi_turn/trained_tokens": sum(sum(one.loss_mask) for one in conversations) / sum(lengths),
         }
-    return several | {
-        "completions/mean_length": mean(lengths),
-        "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": mean([float(one.completion.finish_reason == "length") for one in conversations]),
-    }
+    return (
+        several
+        | tool_metrics(conversations)
+        | {
+            "completions/mean_length": mean(lengths),
+            "completions/max_length": float(max(lengths)),
+            "completions/clipped_ratio": mean(
+                [float(one.completion.finish_reason == "length") for one in conversations]
+            ),
+        }
+    )
+
+
+def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """Of the calls that the model made: under `tools/<name>/` calls, and those that gave an error, ran out of time or
+    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools."""
+    if not any("tool_calls" in (one.infos or {}) for one in conversations):
+        return {}
+    made = [call for one in conversations for call in (one.infos or {})["tool_calls"]]
+    metrics = {"tools/unknown_calls": float(sum(call["outcome"] == "unknown" for call in made))}
+    described = {tool["function"]["name"] for one in conversations for tool in one.prompt.tools}
+    for name in sorted(described | {call["name"] for call in made if call["outcome"] != "unknown"}):
+        own = [call for call in made if call["name"] == name and call["outcome"] != "unknown"]
+        outcomes = Counter(call["outcome"] for call in own)
+        metrics |= {
+            f"tools/{name}/calls": float(len(own)),
+            f"tools/{name}/errors": float(outcomes["error"]),
+            f"tools/{name}/timeouts": float(outcomes["timeout"]),
+            f"tools/{name}/cut": float(sum(call["cut"] for call in own)),
+            f"tools/{name}/seconds": math.fsum(call.get("seconds", 0.0) for call in own),
+        }
+    return metrics
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
@@ -235,6 +265,9 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
             row["weight_versions"] = completion.weight_versions
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
+        if "tool_calls" in conversation.infos:  # without what a repeated run has otherwise
+            calls = conversation.infos["tool_calls"]
+            row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
     if dropped:
         row["dropped"] = True
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.

@@ -17,7 +17,8 @@ class TurnFault(ValueError):
 
 
 class Transcript:
-    """A conversation's tokens, after the prompt of its first turn; tokens in `ends` end a turn."""
+    """A conversation's tokens, after the prompt of its first turn; tokens in `ends` end a turn. `tools` are the
+    prompt's."""
 
     def __init__(
         self,
@@ -25,6 +26,7 @@ class Transcript:
         messages: Sequence[Mapping[str, Any]],
         encoder: PromptEncoder,
         ends: Collection[int],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.prompt_token_ids = tuple(prompt_token_ids)
         self.messages = deepcopy(
@@ -36,7 +38,7 @@ class Transcript:
         self.versions: list[int | None] = []  # of the weights that wrote the token; None for others
         self.turns = 0  # of the model
         self.text = ""  # of the last one
-        self._encoder, self._ends = encoder, frozenset(ends)
+        self._encoder, self._ends, self._tools = encoder, frozenset(ends), tools
         self._spans: list[slice] = []  # of the turns' tokens
         self.last_message = 0  # where the tokens of the model's last message begin, which may be several turns
         self._revised = False  # the last turn's tokens are no longer those that its text came from
@@ -159,7 +161,7 @@ class Transcript:
 
     def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:
         turn = {"role": "assistant", "content": _PLACEHOLDER + added}
-        text = self._encoder.render([*before, turn, *rest])
+        text = self._encoder.render([*before, turn, *rest], self._tools)
         _, found, behind = text.rpartition(_PLACEHOLDER)
         if not found:
             raise TurnFault("the chat template leaves the model's last turn out")

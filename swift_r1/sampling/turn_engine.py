@@ -96,7 +96,8 @@ class TurnEngine:
             raise TurnFault("two turns of one trajectory were asked for at once")
         if play.transcript is None:
             play.prompt = self._opening(play.prompt, messages)
-            play.transcript = Transcript(play.prompt.token_ids, messages, self._encoder, self._ends)
+            transcript = Transcript(play.prompt.token_ids, messages, self._encoder, self._ends, play.prompt.tools)
+            play.transcript = transcript
         else:
             if self._limits.turns is not None and play.transcript.turns >= self._limits.turns:
                 raise TurnFault(f"turn {play.transcript.turns + 1} was asked for, --max_turns is {self._limits.turns}")
@@ -139,7 +140,7 @@ class TurnEngine:
         own = [(message["role"], message["content"]) for message in prompt.messages]
         if [(message["role"], message["content"]) for message in messages] == own:
             return prompt
-        text = self._encoder.render(messages)
+        text = self._encoder.render(messages, prompt.tools)
         ids = self._encoder.tokenize(text)
         return replace(prompt, messages=tuple(map(dict, messages)), text=text, token_ids=ids)
 

@@ -183,5 +183,7 @@ def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
         turns=(ids,) if turns is None else ((),) * turns,
         messages=row.get("messages") or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
         text=text,
-        infos=None if turns is None else {"num_turns": turns},
+        infos=None
+        if turns is None
+        else {name: row[name] for name in ("tool_calls",) if name in row} | {"num_turns": turns},
     )

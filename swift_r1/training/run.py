@@ -154,7 +154,8 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
-    make_turns = setup.open_turns(context, ends, rollouts.max_model_length)
+    tool_kit = setup.open_tools(context, ends)
+    make_turns = setup.open_turns(context, ends, rollouts.max_model_length, tool_kit)
     sampling = SamplingParams(
         max_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -208,7 +209,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         rounds = RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = setup.open_turns(context, ends, rollouts.max_model_length)
+        more_turns = setup.open_turns(context, ends, rollouts.max_model_length, tool_kit)
         rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None

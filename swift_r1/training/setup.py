@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from swift_r1.models.loading import Quantization, end_tokens, has_value_head, lo
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import freezing_of, trained_share
+from swift_r1.plugins import load_plugins
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runs.recorded import Replay
 from swift_r1.runtime.ranks import Ranks
@@ -38,6 +40,8 @@ from swift_r1.sampling.pool.session import Expected, ServerSession, why_not_alik
 from swift_r1.sampling.prefetch import MakeTurns, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
+from swift_r1.tool_use.parsing import ToolCallParser, chosen_parser
+from swift_r1.tool_use.scheduler import ToolKit, check_tool_answers
 from swift_r1.tracking.events import Events
 from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.training.backends import open_backend
@@ -338,7 +342,31 @@ def open_uploader(context: Context) -> Uploader | None:
     return uploader
 
 
-def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
+def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
+    """What reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known or can
+    be used, the chat template has no place for tools, or workers lack some."""
+    args, tokenizer = context.args, context.tokenizer
+    if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
+        return None
+    from swift_r1.tool_use.pool import ToolLimits, ToolPool
+
+    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+    check_tool_answers(encoder)
+    name, why = chosen_parser(args.tool_call_parser, encoder.template)
+    if name is None:
+        raise UsageError(f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model")
+    logger.info("tool calls are read by vLLM's parser %s (%s)", name, why)
+    limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
+    pool = ToolPool(args, limits, partial(load_plugins, args.external_plugins))
+    context.cleanup.enter_context(pool)
+    parser = ToolCallParser(name, tokenizer)
+    pool.wait_ready(args.tools)
+    return ToolKit(parser, pool, ends)
+
+
+def open_turns(
+    context: Context, ends: tuple[int, ...], model_length: int | None, tool_kit: ToolKit | None
+) -> MakeTurns:
     """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
     args, tokenizer = context.args, context.tokenizer
     if args.multi_turn_scheduler is None or context.start.replay is not None:
@@ -346,11 +374,13 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     name, stage = args.multi_turn_scheduler, None
-    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
+    more: dict[str, Any] = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
+    if tool_kit is not None:
+        more["kit"] = tool_kit
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](
-            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **gym
+            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **more
         )
         return made
 
@@ -358,7 +388,8 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
         last_message_only = args.loss_scale == "last_round"
-        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits, last_message_only)
+        how = (make_scheduler, encoder, ends, limits, last_message_only)
+        stage = Stage(name, args.multi_turn_timeout, *how, lambda: tool_kit is not None and tool_kit.pool.running > 0)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

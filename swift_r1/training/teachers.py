@@ -95,7 +95,7 @@ class Teacher:
             raise RunFailed(f"{prompt.prompt_id}: {HINT} must be text, in the place of the user's message: {hint!r}")
         messages = list(prompt.messages)
         messages[asked[-1]] = dict(messages[asked[-1]]) | {"content": hint}
-        return self.encoder.tokenize(self.encoder.render(messages))
+        return self.encoder.tokenize(self.encoder.render(messages, prompt.tools))
 
 
 @dataclass(frozen=True)

@@ -88,22 +88,16 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 LOST = [
     ({"question": "q", "images": ["a.png"]}, "the column images is for multimodal models, this trains on text"),
     ({"question": "q", "image": {"path": "a.png"}}, "the column image is for multimodal models"),
-    (
-        {"question": "q", "tools": [{"name": "add"}]},
-        "the column tools describes tools: --agent_template puts them into",
-    ),
-    ({"question": "q", "tools": '[{"name": "add"}]'}, "the column tools describes tools"),
+    ({"question": "q", "tools": '[{"name": "add"'}, "the column tools is not JSON"),
+    ({"question": "q", "tools": ["add"]}, "there is no tool add; plugins have registered none"),
     ({"question": "q", "chat_template_kwargs": {"x": 1}}, "the column chat_template_kwargs is not read"),
-    *(
-        (
-            {"messages": [{"role": "user", "content": "q"}, {"role": role, "content": "{}"}]},
-            f"the {role} message is part",
-        )
-        for role in ("tool_call", "tool_response")
+    (
+        {"messages": [{"role": "tool_call", "content": "add(1)"}, {"role": "tool_response", "content": "1"}]},
+        "a tool call is not JSON",
     ),
     (
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": "3"}]},
-        "the observation mess",
+        {"conversations": [{"from": "function_call", "value": "{}"}, {"from": "observation", "value": "3"}]},
+        "a tool call has no name",
     ),
     (
         {
@@ -113,7 +107,7 @@ LOST = [
                 {"role": "tool", "content": "3"},
             ]
         },
-        "the assistant message is part of a tool call",
+        "a tool call has no name",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}]},

@@ -107,7 +107,7 @@ def test_a_template_that_drops_the_last_turn_is_refused(tokenizer):
     talk = Talk(tokenizer)
     talk.says("5")
     render = talk.encoder.render
-    talk.encoder.render = lambda messages: render(messages[-1:])
+    talk.encoder.render = lambda messages, tools: render(messages[-1:], tools)
     with pytest.raises(TurnFault, match="the chat template leaves the model's last turn out"):
         talk.tokens.follow([QUESTION, {"role": "assistant", "content": "5"}, AGAIN])
 

@@ -1,0 +1,102 @@
+"""What runs inside a worker process: one call of a tool, whose answer is text, whatever the tool does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from swift_r1.errors import describe, one_line
+from swift_r1.rewards.worker import guarded
+from swift_r1.tool_use.registry import tools
+
+Outcome = Literal["answer", "error", "timeout", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a call gave.
+
+    Attributes:
+        content: what the model reads.
+        outcome: whether that is the tool's answer, or why there is none.
+        seconds: in the tool.
+        cut: whether the tool gave more.
+        cause: of an error, with the line that raised it, for the log.
+    """
+
+    content: str
+    outcome: Outcome = "answer"
+    seconds: float = 0.0
+    cut: bool = False
+    cause: str | None = None
+
+
+def registered() -> list[str]:
+    """The tools that this process has."""
+    return list(tools)
+
+
+def call_tool(name: str, arguments: str, limit: float, longest: int) -> ToolAnswer:
+    """Calls a tool with the arguments of a model (JSON); the answer has at most `longest` characters and a mark. The
+    parent kills this process after `limit` seconds."""
+    cause = None
+    with guarded(limit):
+        started = time.perf_counter()
+        try:
+            content = _text(_called(name, _read(arguments)))
+        except MemoryError:
+            raise
+        except BaseException as error:  # noqa: BLE001  a user's tool may raise anything, SystemExit too
+            content, cause = f"Error: {_why(error)}", describe(error)
+        seconds = time.perf_counter() - started
+    content = content.encode("utf-8", "replace").decode()  # half characters have no tokens
+    more = len(content) - longest
+    if more > 0:
+        content = f"{content[:longest]} [{more} more characters]"
+    return ToolAnswer(content, "answer" if cause is None else "error", seconds, more > 0, cause)
+
+
+class _BadArguments(ValueError):
+    """The model's arguments are none."""
+
+
+def _read(arguments: str) -> dict[str, Any]:
+    try:
+        read = json.loads(arguments or "{}")
+    except ValueError:
+        raise _BadArguments("the arguments are not JSON") from None
+    if not isinstance(read, dict):
+        raise _BadArguments("the arguments are not a JSON object")
+    return read
+
+
+@cache
+def _checked(name: str) -> Any:
+    """The tool, which refuses arguments that are not of its types."""
+    from pydantic import ConfigDict, validate_call
+
+    return validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(tools[name])
+
+
+def _called(name: str, arguments: dict[str, Any]) -> Any:
+    result = _checked(name)(**arguments)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+def _text(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _why(error: BaseException) -> str:
+    """One short line."""
+    from pydantic import ValidationError
+
+    text = one_line(error)
+    if isinstance(error, _BadArguments | ValidationError) or text == type(error).__name__:
+        return text
+    return f"{type(error).__name__}: {text}"

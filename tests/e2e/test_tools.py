@@ -1,0 +1,142 @@
+"""A run whose model calls tools, through a server: the log, the completions, and the same again after a resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests import forks
+from tests.conftest import REPO, ServerProcess, free_port, wait_until_serving
+from tests.tool_templates import HERMES
+
+PLUGIN = REPO / "tests" / "tool_use" / "tools_plugin.py"
+TOOLS = ["add", "echo", "fails"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny one, with a template that renders tools."""
+    folder = tmp_path_factory.mktemp("models") / "tools"
+    shutil.copytree(tiny_model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = HERMES
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def server(model: Path, tmp_path: Path) -> Iterator[str]:
+    port, log = free_port(), tmp_path / "server.log"
+    words = ["-m", "tests.tool_use.scripted_server", str(model), str(port), json.dumps({"max_model_len": 4096})]
+    with log.open("ab") as out:
+        process = forks.start(words, cwd=REPO, stdout=out, stderr=forks.STDOUT)
+    wait_until_serving(ServerProcess(f"http://127.0.0.1:{port}", port, process, log))
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait(20)
+
+
+@pytest.fixture
+def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) -> Callable[..., Any]:
+    rows = tmp_path / "sums.jsonl"
+    sums = [{"query": f"What is {a} + {a + 1}?", "total": f"It is {2.0 * a + 1}"} for a in range(20)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in sums))
+
+    def run(**flags: Any) -> Any:
+        own = {
+            "external_plugins": PLUGIN,
+            "dataset": rows,
+            "reward_funcs": "right",
+            "tools": TOOLS,
+            "max_tool_response_length": 20,
+            "use_vllm": "true",
+            "vllm_server_base_url": server,
+            "max_completion_length": 200,
+            "learning_rate": 1e-3,
+        }
+        return rlhf(model, **own | flags)
+
+    return run
+
+
+def test_a_run_with_tools(train: Callable[..., Any]) -> None:
+    run = train(max_steps=2, eval_steps=2, split_dataset_ratio=0.2, eval_limit=2)
+    assert run.code == 0
+    assert "tool calls are read by vLLM's parser hermes (the chat template has <tool_call>)" in run.errors
+    rows = run.lines("completions.jsonl")
+    made = [call for row in rows for call in row["tool_calls"]]
+    assert {call["outcome"] for call in made if call["name"] == "fails"} == {"error"}
+    for row in rows:
+        asked = [call["function"]["name"] for one in row["messages"] for call in one.get("tool_calls", ())]
+        assert asked == [call["name"] for call in row["tool_calls"]] and row["turns"] == 1 + bool(asked)
+        assert "<tools>" in row["prompt"] and row["completion"] == row["messages"][-1]["content"]
+        assert row["reward"] == float(row["completion"] == row["total"]) + len(asked) / 10
+    assert {row["reward"] for row in rows} == {0.0, 0.1, 1.1, 1.2}
+    for line in run.steps:
+        assert line["rollout/logp_diff"] < 2e-3 and 0 < line["multi_turn/trained_tokens"] < 1
+        counts = [line[f"tools/{name}/calls"] for name in TOOLS]
+        step = [call["name"] for row in rows if row["step"] == line["step"] for call in row["tool_calls"]]
+        assert counts == [step.count(name) for name in TOOLS]
+        assert line["tools/fails/errors"] == line["tools/fails/calls"]
+        assert line["tools/echo/cut"] == line["tools/echo/calls"]
+    assert all(row["tool_calls"] is not None for row in run.lines("eval_completions.jsonl"))
+
+
+@pytest.mark.long
+def test_a_resumed_run_is_the_whole_one(train: Callable[..., Any], tmp_path: Path) -> None:
+    whole = train(max_steps=4, save_steps=2)
+    folder = tmp_path / "again"
+    shutil.copytree(whole.folder, folder)
+    shutil.rmtree(folder / "checkpoint-4")
+    again = train(max_steps=4, save_steps=2, resume_from_checkpoint=folder / "checkpoint-2", output_dir=folder)
+    assert whole.code == again.code == 0
+    first, second = whole.lines("completions.jsonl"), again.lines("completions.jsonl")
+    assert {row["weight_version"] for row in first} != {row["weight_version"] for row in second}  # pushed again
+    for row in (*first, *second):
+        del row["request_id"], row["weight_version"]
+    assert first == second
+    names = [path.name for path in (whole.folder / "checkpoint-4").glob("*.safetensors")]
+    for name in names:
+        assert (whole.folder / "checkpoint-4" / name).read_bytes() == (
+            again.folder / "checkpoint-4" / name
+        ).read_bytes()
+    assert names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"async_generate": "true", "max_staleness": 1},
+        {"dynamic_sample": "true", "max_resample_times": 1},
+        {"max_turns": 1},
+        {"deepspeed": "zero3", "per_device_train_batch_size": 4},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_other_ways_to_run_with_tools(train: Callable[..., Any], flags: dict[str, Any]) -> None:
+    run = train(max_steps=2, processes=2 if "deepspeed" in flags else 1, **flags)
+    assert run.code == 0 and len(run.steps) == 2
+    assert "async_generate" in flags or all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
+    made = [call for row in run.lines("completions.jsonl") for call in row["tool_calls"]]
+    assert bool(made) == ("max_turns" not in flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ({"tools": ["ad"]}, "--tools ad: no plugin registers a tool of that name; known are add, echo"),
+        ({"agent_template": "react_en"}, "--agent_template has no effect with --tools or tool_scheduler"),
+        ({"tool_call_parser": "hermse"}, "--tool_call_parser hermse: vLLM has no such parser"),
+        ({"prompt_template": "r1"}, "the chat template has no place for these"),
+    ],
+)
+def test_what_cannot_work_is_said_at_the_start(train: Callable[..., Any], flags: dict[str, Any], fault: str) -> None:
+    run = train(max_steps=1, **flags)
+    assert run.code == 2 and fault in run.errors
