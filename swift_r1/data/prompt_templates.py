@@ -147,6 +147,14 @@ def opening_of(render: Renderer) -> str:
     return found[0] if found else ""
 
 
+def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int, added: str = "") -> str | None:
+    """What follows the text of the model's turn `messages[place]`, the opening of its next one included, if `added` is
+    at that text's end; None where the template leaves the turn's text out."""
+    turn = {"role": "assistant", "content": _MARKER + added}
+    _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(_MARKER)
+    return behind if found else None
+
+
 def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     """The first special token after an assistant's turn, as the template renders it; None where there is none.
 

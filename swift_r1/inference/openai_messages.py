@@ -120,6 +120,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         "".join(piece.text for piece in pieces),
         tuple(one for piece in pieces for one in piece.logprobs),
         pieces[-1].finish_reason if pieces else None,
+        pieces[-1].versions if pieces else None,
     )
 
 

@@ -69,6 +69,7 @@ class Piece:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    versions: tuple[tuple[int, int], ...] | None = None  # of the last piece: as in `Generated`, of the whole completion
 
 
 class PromptTokenizer:
