@@ -1,13 +1,14 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
 export PIP_REQUIRE_VIRTUALENV := 1
 SMOLLM2 := models/smollm2-135m
 PYTEST_ARGS ?=
+CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge openssh-server iproute2
 # As the launcher sets it: threads that spin long starve each other on a busy machine.
 ENV := GOMP_SPINCOUNT=$(or $(GOMP_SPINCOUNT),10000)
 
@@ -21,10 +22,17 @@ check: install ## ruff, mypy and the tests of what has changed since main, in a 
 	@$(ENV) $(PY) scripts/check.py
 
 test: install ## the tests, on two processes; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
-	@$(ENV) $(PY) -m pytest -n auto -m "not long and not gpu" $(PYTEST_ARGS)
+	@$(ENV) $(PY) -m pytest -n auto -m "not long and not gpu and not cluster" $(PYTEST_ARGS)
 
 test-long: install ## the slow tests too, one after another, over an hour
-	@$(ENV) $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	@$(ENV) $(PY) -m pytest -m "not gpu and not cluster" $(PYTEST_ARGS)
+
+test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real parts, and what their failures do (root; 20 minutes)
+	@[ "$$(id -u)" -ne 0 ] || command -v slurmctld >/dev/null || \
+	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES))
+	@$(PY) -m pip install -q --disable-pip-version-check -r requirements/ray.in
+	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
+	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/cluster
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift

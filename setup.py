@@ -31,6 +31,8 @@ setup(
         "gpu": requirements("gpu"),
         # `swift view` and `swift report`.
         "view": requirements("view"),
+        # `swift launch --on ray`; a cluster's nodes need the version that it runs.
+        "ray": requirements("ray"),
         "dev": requirements("dev"),
         # Gives `swift sft`, `swift infer` and the other commands that are not ours.
         "ms-swift": ["ms-swift>=4.6,<5"],

@@ -36,7 +36,17 @@ BESIDE_CODE = {  # what is no module, and the tests that read it
 
 def main() -> int:
     tests, left_out = within_budget(tests_of(changed_files()))
-    pytest = [str(BIN / "python"), "-m", "pytest", "-q", "-n", "auto", "-m", "not long and not gpu", *tests]
+    pytest = [
+        str(BIN / "python"),
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "auto",
+        "-m",
+        "not long and not gpu and not cluster",
+        *tests,
+    ]
     commands = {
         "ruff check": [str(BIN / "ruff"), "check", "."],
         "ruff format": [str(BIN / "ruff"), "format", "--check", "."],

@@ -8,9 +8,11 @@ from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.estimate import EstimateArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.arguments.forecast import ForecastArguments
+from swift_r1.arguments.launch import LaunchArguments
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
@@ -44,6 +46,7 @@ def page() -> str:
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
             parts += [f"### {group}\n", *map(_entry, members), ""]
     for command, cls in (
+        ("swift launch", LaunchArguments),
         ("swift sweep", SweepArguments),
         ("swift view", ViewArguments),
         ("swift why", WhyArguments),
@@ -58,6 +61,8 @@ def page() -> str:
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
     parts.append("\n## `swift forecast`\n\nThe flags of `swift rlhf`, and:\n")
     parts += [_entry(spec) for spec in flag_specs(ForecastArguments).values() if spec.group == "Forecast"]
+    parts.append("\n## `swift estimate`\n\nThe flags of `swift rlhf`, of which only `--model` is required, and:\n")
+    parts += [_entry(spec) for spec in flag_specs(EstimateArguments).values() if spec.group == "Estimate"]
     parts += ["", _OTHERS, *_others()]
     return "\n".join([*parts, ""])
 

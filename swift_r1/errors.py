@@ -21,6 +21,8 @@ EXIT_PORT_TAKEN = 4
 EXIT_RUN_FAILED = 5
 EXIT_LOST_PEER = 75
 """Of a rank alone, to its launcher: it ended since another rank is gone. The run's own code is the other rank's."""
+EXIT_RANK_KILLED = 76
+"""Of the trainer's launcher, to `swift launch` alone: a signal killed a rank. The run's own code would be 5."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

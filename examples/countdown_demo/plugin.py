@@ -1,4 +1,4 @@
-"""The demo's data and reward, as any plugin file for `swift rlhf --external_plugins` has them."""
+"""The demo's data and a reward, as any plugin file for `swift rlhf --external_plugins` has them."""
 
 import random
 
@@ -23,15 +23,9 @@ class CountdownPrompt(RowPreprocessor):
         return row
 
 
-class CountdownReward(ORM):
-    """1 for an expression that uses every number once and equals the target, else 0."""
-
-    def __call__(self, completions, nums, target, **kwargs):
-        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
-
-
 class ExpressionReward(ORM):
-    """The same, and 0.1 for a wrong answer in its tag."""
+    """As the built-in `countdown`, 1 for an expression that uses every number once and equals the target; and 0.1 for a
+    wrong one in its tag."""
 
     def __call__(self, completions, nums, target, **kwargs):
         return [grade_countdown(*item, mode="oat").score for item in zip(completions, nums, target, strict=True)]
@@ -46,5 +40,4 @@ register_dataset(
         help="three numbers from 1 to 9, + - *, target 1 to 99; 128 problems held out",
     )
 )
-orms["countdown"] = CountdownReward
 orms["countdown_expression"] = ExpressionReward

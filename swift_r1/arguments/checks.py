@@ -14,6 +14,9 @@ from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+NO_SERVER = (
+    "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, --vllm_server_file, or --vllm_mode colocate"
+)
 _CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
@@ -185,8 +188,16 @@ def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
     """Which servers, and how weights go to them."""
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
+    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
+        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
+    if args.vllm_server_file is not None:
+        if args.weight_transport == "nccl":
+            yield "--weight_transport nccl is between two that stay, and servers of --vllm_server_file come and go"
+        if args.sleep_level:
+            yield "--sleep_level is for a server that shares the trainer's GPUs: with it give --vllm_server_base_url"
+        return
     if not urls and not hosts:
-        yield "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, or --vllm_mode colocate"
+        yield NO_SERVER
         return
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
         yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
@@ -196,16 +207,15 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
             yield f"{url} is named {times} times: each server once"
     if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
         yield "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm"
-    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
-        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
 
 
 def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """The arithmetic of a round: completions, groups, micro-batches."""
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
         return  # only one of them may be given
-    micro_batch = args.per_device_train_batch_size * world.size
-    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
+    processes = args.counted_for(given, world.size)
+    micro_batch = args.per_device_train_batch_size * processes
+    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
     accumulation = args.gradient_accumulation_steps
     micro_batches = args.steps_per_generation or args.micro_batches_per_round
     if (size := args.generation_batch_size) is not None:
@@ -214,7 +224,7 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
             yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
-    elif (chosen := args.chosen_accumulation(given, world.size)) is not None:
+    elif (chosen := args.chosen_accumulation(given, processes)) is not None:
         accumulation = micro_batches = chosen
     if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
         micro_batches = accumulation

@@ -90,7 +90,7 @@ class OutputArguments:
         _RESUMES,
         ms_swift="skips the data that the checkpoint's run has seen",
     )
-    resume_force: bool = free(False, "resume although flags, data or processes differ", _RESUMES)
+    resume_force: bool = free(False, "resume although flags or data differ", _RESUMES)
     eval_strategy: str | None = free(
         None,
         "evaluations: every --eval_steps, at the end of each pass over the prompts, or no (default: steps where "

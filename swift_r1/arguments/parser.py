@@ -144,7 +144,7 @@ def parse_arguments(
     positional = any(spec.info.positional for spec in flag_specs(cls).values())
     may_have_config = bool(argv) and not is_flag(argv[0]) and not positional
     has_config = may_have_config and argv[0].lower().endswith(CONFIG_SUFFIXES)
-    _read(_flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
+    _read(flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
     if has_config:
         entries = _load_config(argv[0], reading.faults).items()
         _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
@@ -203,7 +203,7 @@ def _read(
             reading.convert(spec, value, convert, shown)
 
 
-def _flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
+def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
     """Each flag as written and the words that belong to it. Other words are those of the positional flag; without one
     they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)

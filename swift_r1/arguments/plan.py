@@ -69,8 +69,7 @@ def make_plan(
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
     micro_batches, accumulation = args.micro_batches_per_round, args.gradient_accumulation_steps
-    micro_batch = args.per_device_train_batch_size * world_size
-    completions = micro_batch * micro_batches
+    completions = args.completions_per_step * micro_batches // accumulation
     prompts, odd = divmod(completions, args.num_generations)
     if odd or micro_batches % accumulation:
         raise ValueError(f"{completions} completions per round do not divide into groups and optimizer steps")
@@ -108,7 +107,7 @@ def make_plan(
         prompts_per_round=prompts,
         completions_per_round=completions,
         num_generations=args.num_generations,
-        completions_per_optimizer_step=micro_batch * accumulation,
+        completions_per_optimizer_step=args.completions_per_step,
         optimizer_steps_per_round=steps_per_round,
         rounds=rounds,
         total_steps=total_steps,
@@ -129,6 +128,8 @@ def rollouts_from(args: RlhfArguments) -> str:
         shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
         return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
+        if args.vllm_server_file is not None:
+            return f"vLLM servers that {args.vllm_server_file} names; they may come and go"
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
     return "this process (transformers, the trainer's own weights)"
@@ -175,8 +176,9 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
-        "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
-        f" x {args.gradient_accumulation_steps} accumulation steps"
+        "an optimizer step": f"{args.per_device_train_batch_size} completions x {args.batch_processes} processes"
+        + (" (at first)" if args.batch_processes != plan.world_size else "")
+        + f" x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
         "steps per round": f"{args.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
         f" x {args.num_iterations} {'epochs' if is_ppo else 'iterations'} = {plan.optimizer_steps_per_round}",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import ClassVar, Self
 
 from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
 from swift_r1.arguments.fields import flag, flag_specs, scope_faults
-from swift_r1.arguments.rlhf_flags import LEAST_BATCH, RlhfFlags
+from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.tracking.reporters import chosen_trackers
@@ -29,23 +29,7 @@ class RlhfArguments(RlhfFlags):
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
-        micro_batch = self.per_device_train_batch_size * world.size
-        chosen = []
-        accumulation, micro_batches = self.gradient_accumulation_steps, self.micro_batches_per_round
-        if (found := self.chosen_accumulation(given, world.size)) is not None:
-            accumulation = micro_batches = found
-            chosen.append(
-                f"--gradient_accumulation_steps {found}: whole groups of {self.num_generations}, and at least "
-                f"{LEAST_BATCH} completions a step"
-            )
-        if self.generation_batch_size is not None:
-            micro_batches = self.generation_batch_size // micro_batch
-        if (asked := self.steps_per_generation or micro_batches) < accumulation:
-            micro_batches = accumulation
-            chosen.append(
-                f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
-                "generate all of it at once"
-            )
+        batch, chosen = self.resolved_batch(given, self.counted_for(given, world.size))
         critic_model, critic_rate = self.critic_model, self.critic_learning_rate
         if self.rlhf_type == "ppo":
             critic_model = critic_model or self.model
@@ -54,20 +38,18 @@ class RlhfArguments(RlhfFlags):
             self.with_secrets(environ),
             critic_model=critic_model,
             chosen=tuple(chosen),
-            gradient_accumulation_steps=accumulation,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=self.reward_names,
             multi_turn_scheduler=self.scheduler_name,
             use_gym_env=self.plays_gym or self.use_gym_env,
-            steps_per_generation=micro_batches,
             teacher_model=self.teacher_or_policy,
-            generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             judge=self.judge_content,
+            vllm_server_file=self.vllm_server_file and str(Path(self.vllm_server_file).expanduser().absolute()),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.default_scale if self.scale_rewards in (None, "gdpo") else self.scale_rewards,
             multi_objective_aggregation="normalize_then_sum" if self.normalizes_objectives else "sum_then_normalize",
@@ -82,9 +64,10 @@ class RlhfArguments(RlhfFlags):
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             eval_strategy=self.evaluation,
             eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
-            output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
+            output_dir=self.folder_of_runs,
             report_to=chosen_trackers(self.report_to),
             torch_dtype=self.dtype,
+            **batch,  # type: ignore[arg-type]  # ints, by the names of their flags
             **self.given_adapters(given),
             **self.resumed_weights,
         )

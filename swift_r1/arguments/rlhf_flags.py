@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
@@ -13,6 +14,7 @@ from swift_r1.arguments.distillation import POLICY, DistillationArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
+from swift_r1.arguments.resuming import BATCH, began_with
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.sharing import HubArguments, TrackerArguments
@@ -72,6 +74,11 @@ class RlhfFlags(
         return None if path == POLICY else path
 
     @property
+    def folder_of_runs(self) -> str:
+        """`--output_dir`."""
+        return self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+
+    @property
     def start_adapters(self) -> list[str]:
         resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
         return self.adapters or resumed
@@ -120,6 +127,50 @@ class RlhfFlags(
         since its weights generate all of it."""
         step = self.gradient_accumulation_steps
         return max(self.steps_per_generation or (self.num_mini_batches or 1) * step, step)
+
+    @property
+    def batch_processes(self) -> int:
+        """The processes that the batch flags, resolved, are counted for: those that the run began with."""
+        each = self.per_device_train_batch_size * int(self.steps_per_generation or 1)
+        return int(self.generation_batch_size or each) // each
+
+    @property
+    def completions_per_step(self) -> int:
+        """Of an optimizer step, over all processes; of resolved flags."""
+        return self.per_device_train_batch_size * self.batch_processes * self.gradient_accumulation_steps
+
+    def counted_for(self, given: frozenset[str], processes: int) -> int:
+        """The processes that the batch flags are to be counted for. A run that goes on with the batch flags that it
+        began with keeps its batch, on however many processes; other flags are of those that there are."""
+        if self.resume_from_checkpoint is None or self.resume_only_model:
+            return processes
+        found = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
+        if found is None:
+            return processes
+        flags, began = found
+        own, _ = self.resolved_batch(given, began)
+        return began if all(flags.get(name) == value for name, value in own.items()) else processes
+
+    def resolved_batch(self, given: frozenset[str], processes: int) -> tuple[dict[str, int | None], list[str]]:
+        """The flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
+        micro_batch, chosen = self.per_device_train_batch_size * processes, []
+        accumulation, micro_batches = self.gradient_accumulation_steps, self.micro_batches_per_round
+        if (found := self.chosen_accumulation(given, processes)) is not None:
+            accumulation = micro_batches = found
+            chosen.append(
+                f"--gradient_accumulation_steps {found}: whole groups of {self.num_generations}, and at least "
+                f"{LEAST_BATCH} completions a step"
+            )
+        if self.generation_batch_size is not None:
+            micro_batches = self.generation_batch_size // micro_batch
+        if (asked := self.steps_per_generation or micro_batches) < accumulation:
+            micro_batches = accumulation
+            chosen.append(
+                f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
+                "generate all of it at once"
+            )
+        sizes = (self.per_device_train_batch_size, accumulation, micro_batches, micro_batch * micro_batches)
+        return dict(zip(BATCH, (*sizes, self.num_mini_batches), strict=True)), chosen
 
     def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
         """`--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as make

@@ -95,6 +95,14 @@ class GenerationArguments(EngineFlags):
         check=check_url,
         instead_of=("vllm_server_host", "vllm_server_port"),
     )
+    vllm_server_file: str | None = free(
+        None,
+        "file with the URL of a server a line, read about once a second: servers join and leave the running training "
+        "(docs/server.md)",
+        _VLLM,
+        _OWN_ADDRESS,
+        instead_of=("vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
+    )
     vllm_server_timeout: float = free(
         240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
     )
@@ -179,8 +187,9 @@ class GenerationArguments(EngineFlags):
 
     @property
     def rollout_base_urls(self) -> tuple[str, ...]:
-        """URLs of the rollout servers without a slash at the end; none where the trainer generates itself."""
-        if not self.use_vllm or (self.colocates and not self.vllm_server_base_url):
+        """URLs of the rollout servers without a slash at the end; none where the trainer generates itself, or
+        `--vllm_server_file` has them."""
+        if not self.use_vllm or self.vllm_server_file or (self.colocates and not self.vllm_server_base_url):
             return ()
         if self.vllm_server_base_url:
             return tuple(url.rstrip("/") for url in self.vllm_server_base_url)

@@ -12,6 +12,7 @@ from typing import Any
 from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
+EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")  # optimizers with 8-bit moments
 DTYPES = ("float32", "bfloat16", "float16")
 
 DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
@@ -182,7 +183,7 @@ class TrainingArguments:
     optim: str = flag(
         "adamw_torch_fused",
         "the optimizer; 8bit: 8-bit moments, by bitsandbytes; paged: those move between GPU and host",
-        choices=("adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"),
+        choices=("adamw_torch_fused", "adamw_torch", *EIGHT_BIT, "sgd"),
     )
     estimate: bool = free(False, "say how much memory a rank will need, and end; loads neither weights nor data")
     seed: int = flag(42, "seed of everything random", at_least=0)

@@ -59,6 +59,10 @@ def check_inputs(
         *known_faults,
         *trainer_faults(args, world),
     ]
+    if args.vllm_server_file is not None and world.node_rank == 0:
+        from swift_r1.wire.server_file import server_file_faults
+
+        faults += server_file_faults(args.vllm_server_file)
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
@@ -222,6 +226,7 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
             dtype=args.torch_dtype or config_dtype(args.model) or "float32",
             micro_batch=args.per_device_train_batch_size,
             accumulation=args.gradient_accumulation_steps,
+            step=args.completions_per_step,
             world_size=world.size,
             max_grad_norm=args.max_grad_norm,
         ),

@@ -239,16 +239,21 @@ def show(report: CheckReport, console: Console) -> None:
 
 
 def _rewards(report: CheckReport) -> Table:
+    """A column for each reward: in a narrow terminal their names are folded, and nothing is cut."""
     from rich.markup import escape
     from rich.table import Column, Table
 
-    kinds = list(dict.fromkeys(kind for one in report.rewards for kind in one.values))
-    table = Table(Column("reward", no_wrap=True), *kinds, "right > wrong", "ms per group")
-    for one in report.rewards:
-        values = [_shown(one.values.get(kind, ())) for kind in kinds]
-        tells = {True: "yes", False: "no", None: "?"}[one.tells_right]
-        style = "red" if not one.ok else "yellow" if one.problems else ""
-        table.add_row(escape(one.name), *values, tells, f"{one.milliseconds:.1f}", style=style)
+    styles = ["red" if not one.ok else "yellow" if one.problems else "" for one in report.rewards]
+    columns = (
+        Column(escape(one.name), overflow="fold", style=style)
+        for one, style in zip(report.rewards, styles, strict=True)
+    )
+    table = Table("completion", *columns)
+    for kind in dict.fromkeys(kind for one in report.rewards for kind in one.values):
+        table.add_row(kind, *(_shown(one.values.get(kind, ())) for one in report.rewards))
+    table.add_section()
+    table.add_row("right > wrong", *({True: "yes", False: "no", None: "?"}[one.tells_right] for one in report.rewards))
+    table.add_row("ms per group", *(f"{one.milliseconds:.1f}" for one in report.rewards))
     return table
 
 

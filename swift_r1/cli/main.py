@@ -20,6 +20,8 @@ from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USA
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
     "forecast": "say what a run would learn from, before it starts",
+    "estimate": "say what memory and time a run needs, and how to divide GPUs, for hardware that is not here",
+    "launch": "start a run with its servers from one file, on this machine or many",
     "rollout": "serve a model's generations and take its weight updates",
     "eval": "measure a model on benchmarks, and compare two measurements",
     "view": "show runs, while they train or later, on a page or in the terminal",

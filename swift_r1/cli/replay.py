@@ -13,6 +13,7 @@ from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.parser import is_flag, parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.replay import ReplayArguments, recorded_flags, taken_groups
+from swift_r1.arguments.resuming import processes_of
 from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
@@ -50,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     flags = recorded_flags(recorded.args, recorded.plan["completions_per_round"])
     flags["output_dir"] = f"{recorded.path}-replay"
     if not os.environ.get("NPROC_PER_NODE"):
-        flags["nproc_per_node"] = recorded.content["world_size"]
+        flags["nproc_per_node"] = processes_of(recorded.args)
     args = parse_arguments(ReplayArguments, words[1:], recorded=flags)
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
@@ -108,7 +109,7 @@ def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list
     specs, before = flag_specs(ReplayArguments), recorded.args
     names = [name for name in sorted(args.given) if not specs[name].info.may_change and name != "max_steps"]
     differing = [(name, before.get(name), getattr(args, name)) for name in names]
-    processes = recorded.content["world_size"]
+    processes = processes_of(recorded.args)
     return [
         *(f"--{name} {_shown(old)} became {_shown(new)}" for name, old, new in differing if old != new),
         *([f"{processes} processes became {world.size}"] if processes != world.size else ()),

@@ -66,5 +66,5 @@ def slow_server(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",
-        "look at its machine or GPU, and its /metrics; or go on without it: --vllm_server_base_url",
+        "look at its machine or GPU, and its /metrics; or go on without it: --vllm_server_base_url, --vllm_server_file",
     )

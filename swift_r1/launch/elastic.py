@@ -26,6 +26,7 @@ from swift_r1.errors import (
     EXIT_INTERRUPTED,
     EXIT_LOST_PEER,
     EXIT_PORT_TAKEN,
+    EXIT_RANK_KILLED,
     EXIT_RUN_FAILED,
     EXIT_SERVER_UNREACHABLE,
     EXIT_TERMINATED,
@@ -35,12 +36,14 @@ from swift_r1.errors import (
 from swift_r1.launch.environment import WORKER_MODULE, has_gpu
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
 from swift_r1.runtime.processes import leave, say, stop_at_once
+from swift_r1.runtime.stopping import LAUNCHED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 _ENDING_SECONDS = 30.0  # for a rank to end after another has failed
-_KILLED = "killed by SIGKILL (likely out of memory)"
+_KILLED_BY = "killed by "
+_KILLED = f"{_KILLED_BY}SIGKILL (likely out of memory)"
 _SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
 _POLL_S = 0.1
 
@@ -129,6 +132,8 @@ def _tell(cause: Cause, world: World, memory_advice: Callable[[], str] | None) -
     say(cause.line(world.nnodes > 1))
     if _KILLED in cause.text and memory_advice is not None:
         say(memory_advice())
+    if cause.text.startswith(_KILLED_BY) and LAUNCHED in os.environ:
+        return EXIT_RANK_KILLED
     return cause.code
 
 
@@ -219,7 +224,7 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     ended_by = signal.Signals(-code)
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
-    return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"killed by {ended_by.name}"
+    return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"{_KILLED_BY}{ended_by.name}"
 
 
 def _limit_ending(soon: float, patience: float) -> None:
@@ -245,6 +250,10 @@ def _limit_ending(soon: float, patience: float) -> None:
             say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
         deadline = time.monotonic() + (soon if told else patience or math.inf)
         told = True
+        if (
+            LAUNCHED in os.environ
+        ):  # where what ends a whole node may signal it too; the launch kills what is to end at once
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for one in ranks:
             one.send_signal(death_sig)
         while any(one.poll() is None for one in ranks) and time.monotonic() < deadline:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,11 +16,13 @@ from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.plan import Plan
+from swift_r1.arguments.resuming import BATCH, batch_sizes
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.launch.nodes import Nodes
+from swift_r1.runs.folder import newest_version
 from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
@@ -29,7 +30,8 @@ from swift_r1.runtime.processes import run_folder_held, say
 if TYPE_CHECKING:
     from swift_r1.runs.recorded import Replay
 
-_VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
+_LAYOUT = ("deepspeed", "fsdp", "zero_hpz_partition_size", "sequence_parallel_size")
+"""Flags of how the processes share the work: what is learned depends on them only by rounding."""
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
@@ -53,13 +55,6 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
 def holds_run(folder: Path) -> str | None:
     """The name of something in `folder` that only a run leaves there; None where there is nothing."""
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
-
-
-def newest_version(base: Path) -> tuple[int, Path | None]:
-    """The highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
-    entries = base.iterdir() if base.is_dir() else ()
-    found = [(int(match[1]), entry) for entry in entries if (match := _VERSION.match(entry.name))]
-    return max(found, default=(-1, None))
 
 
 def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
@@ -185,27 +180,35 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
 
 
 def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:
-    """Refuses to go on with another run's flags, processes or data; with `--resume_force true` only says what differs.
-    Raises UsageError with the differences."""
+    """Refuses to go on with another run's flags or data; with `--resume_force true` only says what differs, as of other
+    processes and backends, which change nothing but rounding. Raises UsageError with the differences."""
     from swift_r1.training.checkpoint.state import RunState
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
     specs = flag_specs(RlhfArguments)
     before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)  # which may lack newer flags
-    differences = [
-        f"--{name} {_shown(before[name])} became {_shown(value)}"
-        for name, value in args.to_dict().items()
+    now = args.to_dict()
+    same = {*_LAYOUT, *(BATCH if batch_sizes(before) == batch_sizes(now) else ())}
+    changed = {
+        name: f"--{name} {_shown(before[name])} became {_shown(value)}"
+        for name, value in now.items()
         if not specs[name].info.may_change and before[name] != value
-    ]
+    }
+    layout = [line for name, line in changed.items() if name in _LAYOUT]
     if saved.world_size != world.size:
-        differences.append(f"{saved.world_size} processes became {world.size}")
+        layout.insert(0, f"{_processes(saved.world_size)} became {world.size}")
+    sharded = any(values[name] for values in (before, now) for name in ("deepspeed", "fsdp"))
+    if layout and sharded and "8bit" in args.optim and before["optim"] == args.optim:
+        raise UsageError(
+            f"{checkpoint} has 8-bit moments (--optim {args.optim}) in the parts of {_processes(saved.world_size)} of "
+            f"{_backend(before)}, and only these can go on with it: {', '.join(layout)}"
+        )
+    differences = [line for name, line in changed.items() if name not in same]
     in_training = bool(differences)
     if saved.dataset != dataset:
         differences.append("the training data has other rows, or another order")
-    if not differences:
-        return
-    if not args.resume_force:
+    if differences and not args.resume_force:
         raise UsageError(
             f"{checkpoint} is of a run with other settings (--resume_force true resumes all the same):", *differences
         )
@@ -216,6 +219,9 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
         )
     for line in differences:
         say(f"--resume_force true: {line}", args.command)
+    if layout:
+        kept = "" if in_training else ": the same prompts, seeds and batches"
+        say(f"{', '.join(layout)}{kept}; sums are added up in another order, so last digits differ", args.command)
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -227,6 +233,14 @@ def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _backend(flags: Mapping[str, Any]) -> str:
+    return next((f"--{name} {_shown(flags[name])}" for name in ("deepspeed", "fsdp") if flags[name]), "plain torch")
 
 
 def _shown(value: Any) -> str:

@@ -27,7 +27,7 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
     """
     from swift_r1.wire.client import RolloutClient
 
-    url = args.rollout_base_urls[0]
+    url = _urls(args, say)[0]
     with RolloutClient(url, api_key=args.api_key) as client:
         turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
     found, news = with_told(words, args, turns, url)
@@ -47,7 +47,7 @@ def wait_for_servers(
     leases' token, which the trainer goes on with. `while_waiting` is called every few seconds.
 
     Raises:
-        ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
+        ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds; of a file, none is.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
     from swift_r1.sampling.pool.session import why_not_alike
@@ -60,7 +60,7 @@ def wait_for_servers(
 
     end = time.monotonic() + args.vllm_server_timeout
     with ExitStack() as cleanup:
-        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in args.rollout_base_urls]
+        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in _urls(args, report)]
         infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
         if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
             raise UsageError(why)
@@ -71,3 +71,12 @@ def wait_for_servers(
             token = writer.token
     assert token is not None
     return token
+
+
+def _urls(args: RlhfArguments, report: Callable[[str], None]) -> Sequence[str]:
+    """Of the servers that a run begins with: those of a file that are ready. Raises as `ready_servers`."""
+    if args.vllm_server_file is None:
+        return args.rollout_base_urls
+    from swift_r1.wire.server_file import ready_servers
+
+    return list(ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, report))

@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import psutil
-
-from swift_r1.runtime.processes import adopt_orphans, end_with_parent, last_line
+from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, last_line
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
 MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
 _LOOK_S = 0.3
-_END_S = 10.0  # for engines to end by SIGTERM, then for what was killed to be gone
+_END_S = 10.0  # for engines to end by SIGTERM
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +100,7 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
         for engine in engines:
             code = None if engine.process is None else engine.process.poll()
             if code is not None:
-                _end_strays(engines)
+                end_strays(_running(engines))
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
                     cause = f"{last_line(Path(engine.log))} ({engine.log})"
@@ -125,28 +123,11 @@ def end(engines: Sequence[EngineProcess]) -> None:
     for process in alive:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
-    _end_strays(())
+    end_strays(frozenset())
 
 
-def _end_strays(engines: Sequence[EngineProcess]) -> None:
-    """Kills what is below this process and not one of the running engines, or below one.
-
-    Python's trackers of shared memory stay: they remove what was left in it, and end with its last user.
-    """
-    own = psutil.Process()
-    deadline = time.monotonic() + _END_S
-    while time.monotonic() < deadline:
-        running = {one.process.pid for one in engines if one.process is not None and one.process.poll() is None}
-        strays = [child for child in own.children() if child.pid not in running]
-        if not strays:
-            return
-        for child in strays:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
-                for process in [*child.children(recursive=True), child]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
-                            process.kill()
-                child.wait(1)
+def _running(engines: Sequence[EngineProcess]) -> set[int]:
+    return {one.process.pid for one in engines if one.process is not None and one.process.poll() is None}
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LOGITS_BYTES = 128 * 2**20  # float32 logits that one chunk may occupy, in bytes
-
-KEPT_CHUNKS = 2
-"""Chunks whose exponentials are kept for the backward pass; those of the rest are computed again."""
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES
 
 _WORDS = 8192  # rows of the head whose gradient is computed at a time: small beside the whole gradient
 

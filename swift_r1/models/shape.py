@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, one_line
-from swift_r1.models.lora import LoraSettings
+
+if TYPE_CHECKING:
+    from swift_r1.models.lora import LoraSettings
+
+
+LOGITS_BYTES = 128 * 2**20  # float32 logits that one chunk of the output head may occupy (models/logprobs.py)
+KEPT_CHUNKS = 2
+"""Chunks whose exponentials are kept for the backward pass; those of the rest are computed again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _PANELS = {
     "rollout/staleness/mean": "Staleness, in rounds",
     "tokens_per_second": "Tokens per second",
 }
-_HAPPENED = ("resumed", "skipped", "server_lost")  # events that are counted
+_HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")  # events that are counted
 _POINTS = 300  # of a curve, at most
 _MOST, _LONGEST = 200_000, 1_000  # completions of one evaluation; characters of their texts, of which the ids are read
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ Status = Literal["running", "ended", "killed", "failed", "interrupted"]
 
 DIAGNOSIS = "diagnosis.jsonl"
 DEFAULT = "output"  # the folder of `--output_dir` by default
+_VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS = ("args.json", "logging.jsonl", "completions.jsonl")
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
 _MOST_LOOKED_AT = 20_000  # folders
@@ -130,6 +132,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def is_run(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in _SIGNS)  # False too where that cannot be found out
+
+
+def newest_version(base: Path) -> tuple[int, Path | None]:
+    """The highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
+    entries = base.iterdir() if base.is_dir() else ()
+    found = [(int(match[1]), entry) for entry in entries if (match := _VERSION.match(entry.name))]
+    return max(found, default=(-1, None))
 
 
 def find_runs(paths: Sequence[str | Path] = ()) -> list[RunFolder]:

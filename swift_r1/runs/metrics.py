@@ -27,7 +27,7 @@ _NOT_LEARNED = frozenset(
     (
         *("seed", "data_seed", "output_dir", "add_version", "resume_from_checkpoint", "resume_force", "report_to"),
         *("run_name", "view", "view_port", "log_tokens", "log_tokens_groups", "log_tokens_limit", "log_completions"),
-        *("probe_prompts", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
+        *("probe_prompts", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_file"),
     )
 )
 

@@ -33,6 +33,14 @@ def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_
     return {"cpu": cpu, "cores": cores, "memory_gib": round(memory / 2**30, 1), "gpus": names}
 
 
+def gpu_ids(environ: Mapping[str, str], devices: str = _GPU_DEVICES) -> list[str]:
+    """NVIDIA's GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
+    count, visible = len(glob.glob(devices)), environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(number) for number in range(count)]
+    return [one.strip() for one in visible.split(",") if one.strip() not in ("", "-1")][:count]
+
+
 def cpu_multiplies(dtype: str, cpuinfo: str = CPU) -> bool:
     """Whether the CPU has instructions for matrices of `dtype`, without which they are several times slower than in
     float32; True where the system does not say."""

@@ -10,8 +10,8 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -19,6 +19,7 @@ from swift_r1.errors import UsageError
 
 LOCK = ".lock"
 LOCK_WAIT_S = 120.0
+_GONE_S = 10.0  # for what was killed to be gone
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 _FLOCK = "hhqqi4x"  # struct flock of <fcntl.h>: type, whence, start, length, pid
 _held: list[tuple[int, int]] = []  # device and inode of the locks of this process
@@ -34,6 +35,27 @@ def end_with_parent(number: signal.Signals) -> None:
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_strays(spared: Collection[int]) -> None:
+    """Kills what is below this process, which adopts orphans, except its children `spared` and what is below them.
+
+    Python's trackers of shared memory stay: they remove what was left in it, and end with its last user.
+    """
+    import psutil
+
+    own, deadline = psutil.Process(), time.monotonic() + _GONE_S
+    while time.monotonic() < deadline:
+        strays = [child for child in own.children() if child.pid not in spared]
+        if not strays:
+            return
+        for child in strays:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
+                for process in [*child.children(recursive=True), child]:
+                    with suppress(psutil.NoSuchProcess):
+                        if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                            process.kill()
+                child.wait(1)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -17,6 +17,8 @@ from typing import Self
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED
 from swift_r1.runtime.processes import say
 
+LAUNCHED = "SWIFT_R1_LAUNCHED"
+"""The variable that says that `swift launch` started this process, and reads its exit code."""
 OUT_OF_TIME, NOT_BETTER = 1, 2
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 _LAST_RESORT_S = 30.0
@@ -81,6 +83,8 @@ class StopRequest:
                 self._on_signal(number)
 
     def _on_signal(self, number: int) -> None:
+        if self._signalled and number == signal.SIGTERM and LAUNCHED in os.environ:
+            return  # from the node's end and from its launcher: only `swift launch` ends it at once
         if self._signalled or self._heard is None:
             os._exit(_EXIT_CODES[number])
         self._signalled = _EXIT_CODES[number]

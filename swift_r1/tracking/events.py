@@ -18,7 +18,7 @@ EVENTS = "events.jsonl"
 # fmt: off
 Kind = Literal[
     "started", "resumed", "saved", "skipped", "evaluated",
-    "server_lost", "server_restored", "stopping", "failed", "ended",
+    "server_lost", "server_restored", "server_joined", "server_left", "stopping", "failed", "ended",
 ]
 # fmt: on
 

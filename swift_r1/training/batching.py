@@ -39,6 +39,12 @@ class RoundBatch:
         mask[mask.clone()] = self.loss_mask.bool()
         return mask
 
+    def written(self, samples: Tensor) -> Tensor:
+        """Where what is known of the tokens that the policy wrote in these completions, one after another, stands among
+        those of all completions: int64 `[K]`."""
+        counts = self.token_mask().sum(1)
+        return places_of((counts.cumsum(0) - counts)[samples], counts[samples])
+
     def tensors(self) -> dict[str, Tensor]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
@@ -67,6 +73,12 @@ def round_batch(
         ),
         prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
     )
+
+
+def places_of(starts: Tensor, lengths: Tensor) -> Tensor:
+    """`start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +146,13 @@ def collate(
     sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed; a
-    packed row is spread over the ranks of `sequence`."""
-    samples = torch.tensor([sample for unit in units for sample in unit])
+    packed row is spread over the ranks of `sequence`. Without any a row of padding goes through the model, of which
+    nothing is trained: the other ranks have some."""
+    samples = torch.tensor([sample for unit in units for sample in unit], dtype=torch.long)
     ranks = 1 if sequence is None else sequence.size
     rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
     lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
-    steps = torch.arange(int(lengths.max()))
+    steps = torch.arange(int(lengths.max()) if units else 1)
     mask = steps < lengths[:, None]
     logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
     mask[mask.clone()] = batch.loss_mask[(logp_starts[:, None] + steps)[mask]].bool()
@@ -171,6 +184,8 @@ def collate(
 
 
 def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
+    if not len(samples):
+        return _Rows(batch.token_ids[None, :1], samples, samples)
     totals = batch.prompt_lengths + batch.completion_lengths
     starts, lengths = (totals.cumsum(0) - totals)[samples], totals[samples]
     columns = torch.arange(int(lengths.max()))
@@ -211,8 +226,8 @@ def _packed(
         groups.append(prompt_group(place, least - place, [], device))
     return _Rows(
         batch.token_ids[torch.cat(sources)][None],
-        torch.tensor(before),
-        torch.tensor(own),
+        torch.tensor(before, dtype=torch.long),
+        torch.tensor(own, dtype=torch.long),
         torch.cat(position_ids)[None],
         tuple(groups) if own_attention else None,
     )

@@ -56,7 +56,7 @@ class Experts:
         )
         if not mu:
             return ExpertStep(mu)
-        count = size * args.gradient_accumulation_steps * ranks.world_size
+        count = size * args.gradient_accumulation_steps * args.batch_processes
         batch = None
         if self.answers is not None:
             prompts, answers = zip(*self.answers.drawn(done * count, count), strict=True)

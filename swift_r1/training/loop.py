@@ -317,7 +317,7 @@ class Trainer:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:
         the state is not of this model."""
         self.progress = self.checkpoints.restore(checkpoint)
-        if saved := saved_round(checkpoint, self.split, self.ranks.data_parallel_rank):
+        if saved := saved_round(checkpoint, self.split):
             batch, steps, facts = saved
             advantages, _ = self.advantages(batch, steps, self.summary.steps - facts["done"])
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

@@ -12,22 +12,21 @@ import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from swift_r1.arguments.forecast import arguments_of
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.arguments.world import World
-from swift_r1.models.logprobs import KEPT_CHUNKS, LOGITS_BYTES
-from swift_r1.models.lora import LoraSettings
-from swift_r1.models.shape import ModelShape, shape_of
-from swift_r1.models.weights import freezing_of, frozen_names
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, shape_of
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
 from swift_r1.training.backends.fsdp_config import FsdpConfig, read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
-from swift_r1.training.optimizer import EIGHT_BIT
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 2**30
 DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
@@ -135,7 +134,7 @@ def estimate(
         on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
-    tokens, predicted = _tokens(args, prompt)
+    tokens, predicted = _tokens(args, world_size, prompt)
     logits = _logits(shape, predicted, width, embedding_trained)
     phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
     if critic is not None:
@@ -147,13 +146,13 @@ def estimate(
     return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
 
 
-def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
+def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int]:
     """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
     size, group = args.per_device_train_batch_size, args.num_generations
     row = prompt + args.max_completion_length
     budget = args.max_tokens_per_micro_batch or size * row
     spread = args.sequence_parallel_size
-    step = size * args.gradient_accumulation_steps * spread
+    step = math.ceil(args.completions_per_step * spread / world_size)
     apart = step * row
     shared = step * args.max_completion_length + math.ceil(step / group) * prompt
     shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
@@ -164,9 +163,17 @@ def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
 
 def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     """How many numbers get a gradient, and how many of them are in adapters."""
-    if (lora := LoraSettings.of(args)) is not None:
+    if args.train_type != "full":
+        from swift_r1.models.lora import LoraSettings  # torch is behind it
+
+        lora = LoraSettings.of(args)
+        assert lora is not None  # its train_type says so
         adapters = shape.adapters(lora)
         return adapters, adapters
+    if not (args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio):
+        return shape.total, 0
+    from swift_r1.models.weights import freezing_of, frozen_names
+
     freezing = freezing_of(args)
     if freezing is None:
         return shape.total, 0
@@ -265,6 +272,8 @@ def peak_bytes(device: torch.device) -> int:
     From the kernel's high-water mark of this program's own memory; getrusage's is inherited from the program before it.
     """
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.max_memory_reserved(device)
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
@@ -274,6 +283,8 @@ def peak_bytes(device: torch.device) -> int:
 
 def out_of_memory(error: BaseException) -> str | None:
     """What did not fit, in words, where `error` says that memory is full; None for other errors."""
+    import torch
+
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, torch.OutOfMemoryError):
         tried = re.search(r"Tried to allocate ([\d.]+ \w+)", text)

@@ -1,13 +1,15 @@
 """Which completions each rank trains together: micro-batches by token budget.
 
 Units of work (a completion, or a whole group where its prompt is computed once) are split among the data-parallel
-ranks by length, and each rank fills its micro-batches up to the budget. Every rank gets as many completions and
-micro-batches as the others, because ZeRO's ranks run each forward pass together. Completions that teach nothing come
-last, in micro-batches of their own, since those need no backward pass. All ranks compute the same plan.
+ranks by length, and each rank fills its micro-batches up to the budget. Every rank gets as many micro-batches as the
+others, because ZeRO's ranks run each forward pass together, and as many units: where these do not divide, some ranks
+get one less, and a rank that has too few for all of its micro-batches has empty ones at the end. Completions that teach
+nothing come last, in micro-batches of their own, since those need no backward pass. All ranks compute the same plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -57,7 +59,7 @@ class Form:
         if self.packed:
             return sum(self.tokens(unit, lengths) for unit in units)
         samples = [sample for unit in units for sample in unit]
-        return len(samples) * max(map(lengths.total, samples))
+        return len(samples) * max(map(lengths.total, samples), default=0)
 
 
 SHARED = Form(packed=True, shared=True)
@@ -78,11 +80,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     Returns:
         `[world_size][micro_batches]` lists of units. Each completion is in one of them; units of similar length stand
         together, and the ranks' k-th micro-batches are alike.
-
-    Raises ValueError: if the ranks cannot get equally many completions.
     """
-    if not len(lengths) or len(lengths) % world_size:
-        raise ValueError(f"{len(lengths)} completions cannot be split among {world_size} ranks")
     units = _shared_units(lengths, form, world_size, budget) if form.shared else [(i,) for i in range(len(lengths))]
     units.sort(key=lambda unit: (not lengths.teaches(unit), -form.tokens(unit, lengths), unit))
     shares: list[list[Unit]] = [[] for _ in range(world_size)]
@@ -94,27 +92,34 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     most = max(map(len, plans))
     for plan in plans:
         while len(plan) < most:
-            _split_costliest(plan, lengths, form)
+            if any(len(units) > 1 for units in plan):
+                _split_costliest(plan, lengths, form)
+            else:
+                plan.append([])
     return plans
 
 
 def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
-    """The groups, each split into equally many parts: as few as give every rank the same number of completions and fit
-    the budget. Single completions always do."""
+    """The groups, each split into equally many parts that fit the budget: as few as give every rank the same number of
+    completions; where none does, as many as leave the fullest rank the fewest tokens. Single completions always fit."""
     groups: dict[Hashable, list[int]] = {}
     for sample, group in enumerate(lengths.groups):
         groups.setdefault(group, []).append(sample)
     for members in groups.values():
         members.sort(key=lambda sample: (-lengths.completions[sample], sample))
     sizes = {len(members) for members in groups.values()}
+    splits: dict[int, list[Unit]] = {}  # by the tokens of the fullest rank, about
     for parts in range(1, max(sizes) + 1):
-        if len(sizes) > 1 or max(sizes) % parts or len(groups) * parts % world_size:
+        if len(sizes) > 1 or max(sizes) % parts:
             continue
         size = max(sizes) // parts
         units = [tuple(m[start : start + size]) for m in groups.values() for start in range(0, len(m), size)]
-        if all(form.tokens(unit, lengths) <= budget for unit in units):
+        longest = max(form.tokens(unit, lengths) for unit in units)
+        if longest <= budget and len(units) % world_size == 0:
             return units
-    return [(sample,) for sample in range(len(lengths))]
+        if longest <= budget and len(lengths) % world_size:
+            splits.setdefault(math.ceil(len(units) / world_size) * longest, units)
+    return splits[min(splits)] if splits else [(sample,) for sample in range(len(lengths))]
 
 
 def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
@@ -129,7 +134,7 @@ def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> I
 
 
 def _split_costliest(plan: list[list[Unit]], lengths: Lengths, form: Form) -> None:
-    """Halves the costliest micro-batch that has more than one unit: there is one, as ranks have equally many."""
+    """Halves the costliest micro-batch that has more than one unit: there is one."""
     place = max((i for i in range(len(plan)) if len(plan[i]) > 1), key=lambda i: form.cost(plan[i], lengths))
     half = (len(plan[place]) + 1) // 2
     plan[place : place + 1] = [plan[place][:half], plan[place][half:]]

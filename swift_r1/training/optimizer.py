@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.errors import UsageError
 from swift_r1.models.weights import whole_shape
 
@@ -27,7 +28,6 @@ class OptimizerConfig:
     lorap_lr_ratio: float | None = None
 
 
-EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 """Names of bitsandbytes' AdamW, with 8-bit moments (arXiv 2110.02861)."""
 
 

@@ -71,7 +71,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None
     threads = torch.get_num_threads()
-    if saved and args.deterministic and saved.fingerprint.threads != threads and not args.resume_force:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    exact = args.deterministic and saved is not None and saved.fingerprint.world_size == processes
+    if saved and exact and saved.fingerprint.threads != threads and not args.resume_force:
         raise UsageError(
             f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
             f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
@@ -115,6 +117,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_rank0:
             kind: Kind = "resumed" if start.resumed else "started"
             where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
+            if saved and saved.fingerprint.world_size != ranks.world_size:
+                where += f", processes: {ranks.world_size} ({saved.fingerprint.world_size} before)"
             tell(kind, where, total_steps=plan.total_steps)
         trainer = _build(context, plan, data, eval_sizes, stop)
         if start.checkpoint is not None:

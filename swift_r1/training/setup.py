@@ -32,8 +32,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
+from swift_r1.sampling.pool.membership import Membership
 from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession
+from swift_r1.sampling.pool.session import Expected, ServerSession, why_not_alike
 from swift_r1.sampling.prefetch import MakeTurns, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
@@ -50,7 +51,8 @@ from swift_r1.training.recorded import NothingGenerated
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import ServerRefused, UpdatePolicy, tokenizer_hash
+from swift_r1.wire.protocol import ServerInfo, ServerRefused, UpdatePolicy, tokenizer_hash
+from swift_r1.wire.server_file import ready_servers
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -209,12 +211,10 @@ def open_writers(context: Context) -> list[WeightWriter]:
 
     With `--sleep_level`, engines that can give their memory back for the loading.
     """
-    args, cleanup = context.args, context.cleanup
-    writers = []
-    policy: UpdatePolicy | None = "keep" if prefetches(args) else None
-    for url in args.rollout_base_urls:
-        client = cleanup.enter_context(RolloutClient(url, args.api_key))
-        writers.append(WeightWriter(client, token=saved_token(context.start.run_dir), policy=policy))
+    args, cleanup, writers = context.args, context.cleanup, []
+    for url in args.rollout_base_urls or _ready_servers(args):
+        writers.append(_writer(context, url))
+        cleanup.callback(writers[-1].client.close)
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
     for writer in writers if args.sleep_level else ():
@@ -224,6 +224,19 @@ def open_writers(context: Context) -> list[WeightWriter]:
         except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
             logger.warning("the engine stays awake while the model is loaded: %s", error)
     return writers
+
+
+def _writer(context: Context, url: str) -> WeightWriter:
+    policy: UpdatePolicy | None = "keep" if prefetches(context.args) else None
+    client = RolloutClient(url, context.args.api_key)
+    return WeightWriter(client, token=saved_token(context.start.run_dir), policy=policy)
+
+
+def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
+    """Those of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
+    if args.vllm_server_file is None:
+        return {}
+    return ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, logger.info)
 
 
 def open_rollouts(
@@ -247,9 +260,19 @@ def open_rollouts(
         expected = Expected(args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups))
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
-        sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
-        pool = ServerPool(sessions, timeout, transport, compare, context.spans, context.tell)
+        if (file := args.vllm_server_file) is None:
+            sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
+        else:
+            sessions = _first_sessions(context, writers, expected, transport)
+        pool = ServerPool(sessions, timeout, transport, compare, context.spans, context.tell, file)
         context.cleanup.callback(pool.close)
+        if file is not None:
+            first = pool.first
+
+            def newcomer(url: str) -> ServerSession:
+                return ServerSession(_writer(context, url), expected, timeout, transport, first, newcomer=True)
+
+            context.cleanup.callback(Membership(Path(file), pool, newcomer).close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
         if args.sleep_level and not pool.first.can_sleep:
             logger.info(
@@ -271,14 +294,32 @@ def open_rollouts(
                 f"{lora.rank} or more, or without --vllm_enable_lora"
             )
         if not own_base:
+            servers = args.vllm_server_file or ", ".join(args.rollout_base_urls)
             raise UsageError(
-                f"a rollout server of {', '.join(args.rollout_base_urls)} holds whole weights that another run has "
-                "pushed, and adapters need its own: start it again"
+                f"a rollout server of {servers} holds whole weights that another run has pushed, and adapters need its "
+                "own: start it again"
             )
         adapter = adapter_config(backend.model, lora)
         if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
+
+
+def _first_sessions(
+    context: Context, writers: Sequence[WeightWriter], expected: Expected, transport: str
+) -> list[ServerSession]:
+    """With the servers of `--vllm_server_file` that are ready by now and alike; others join later, or are refused."""
+    args, known, sessions = context.args, {one.client.base_url: one for one in writers}, list[ServerSession]()
+    for url, info in _ready_servers(args).items():
+        if why_not_alike([*((one.url, one.first) for one in sessions), (url, info)]) is not None:
+            continue
+        if (writer := known.pop(url, None)) is None:
+            writer = _writer(context, url)
+            writer.hold(args.vllm_server_timeout)
+        sessions.append(ServerSession(writer, expected, args.vllm_server_timeout, transport, info))
+    for gone in known.values():
+        gone.close()
+    return sessions
 
 
 def open_uploader(context: Context) -> Uploader | None:

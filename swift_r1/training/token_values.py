@@ -16,7 +16,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
 from swift_r1.sampling.staleness import spread, stretches, versions_of_tokens
 from swift_r1.tracking.token_record import TokenRows
-from swift_r1.training.batching import RoundBatch
+from swift_r1.training.batching import RoundBatch, places_of
 
 _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
 
@@ -89,19 +89,19 @@ class StepTokens:
         values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
         for samples, found in self._found:
             lengths = self._batch.completion_lengths[samples]
-            values[:, _stretches(self._starts[samples], lengths)] = found.cpu()[:, _filled(lengths, found.shape[2])]
+            values[:, places_of(self._starts[samples], lengths)] = found.cpu()[:, _filled(lengths, found.shape[2])]
         of_ranks = ranks.sum_data(values)
         if not ranks.is_rank0:
             return None
         batch, lengths = self._batch, self._lengths
         prompts = batch.prompt_lengths[self._samples]
         starts = (batch.prompt_lengths + batch.completion_lengths).cumsum(0)[self._samples] - lengths
-        own = _stretches(batch.completion_lengths.cumsum(0)[self._samples] - lengths, lengths)
+        own = places_of(batch.completion_lengths.cumsum(0)[self._samples] - lengths, lengths)
         mine = advantages[self._samples]
         written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
         versions = numpy.array([version for one in written for version in spread(*one)], numpy.int32)
         tokens = {
-            "token_ids": batch.token_ids[_stretches(starts, lengths)],
+            "token_ids": batch.token_ids[places_of(starts, lengths)],
             "written": batch.loss_mask[own],
             "rollout_logps": batch.rollout_logps[own],
             "advantages": mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[_filled(lengths, mine.shape[1])],
@@ -110,16 +110,10 @@ class StepTokens:
         return TokenRows(
             completions=self._recorded,
             prompt_lengths=prompts.numpy(),
-            prompt_token_ids=batch.token_ids[_stretches(starts - prompts, prompts)].numpy(),
+            prompt_token_ids=batch.token_ids[places_of(starts - prompts, prompts)].numpy(),
             lengths=lengths.numpy(),
             tokens={"weight_versions": versions} | {name: values.numpy() for name, values in tokens.items()},
         )
-
-
-def _stretches(starts: Tensor, lengths: Tensor) -> Tensor:
-    """`start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
-    before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 def _filled(lengths: Tensor, width: int) -> Tensor:

@@ -21,6 +21,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.evaluation import adapters_base
+from swift_r1.wire.server_file import servers_of
 
 T = TypeVar("T")
 DEADLINE_S = 120.0  # of an answer
@@ -250,10 +251,12 @@ def check_memory(folder: Path) -> None:
 
 
 def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """The rollout servers of a run with these arguments; none where they are of another version."""
+    """The rollout servers of a run with these arguments; none where they are of another version, or in a file that is
+    not here."""
     try:
-        return RlhfArguments.from_dict(args).rollout_base_urls
-    except (TypeError, ValueError, UsageError):
+        known = RlhfArguments.from_dict(args)
+        return known.rollout_base_urls if known.vllm_server_file is None else servers_of(known.vllm_server_file).urls
+    except (TypeError, ValueError, OSError, UsageError):
         return ()
 
 

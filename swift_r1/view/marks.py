@@ -8,7 +8,10 @@ from swift_r1.runs.timeline import Mark
 from swift_r1.view.charts import Tick
 
 _MOST = 60  # in a chart
-_RARE_FIRST = ("evaluated", "saved", "skipped", "server_restored", "server_lost")
+_RARE_FIRST = (
+    *("evaluated", "saved", "skipped"),
+    *("server_joined", "server_left", "server_restored", "server_lost"),
+)
 """What is left out where there are too many marks, and in this order."""
 _SHOWN = {
     "started": ("▸", "var(--muted)"),
@@ -18,6 +21,8 @@ _SHOWN = {
     "evaluated": ("e", "var(--muted)"),
     "server_lost": ("↓", "var(--series-1)"),
     "server_restored": ("↑", "var(--series-2)"),
+    "server_joined": ("+", "var(--series-2)"),
+    "server_left": ("−", "var(--muted)"),
     "stopping": ("□", "var(--series-4)"),
     "failed": ("✕", "var(--series-1)"),
     "killed": ("✕", "var(--series-1)"),

@@ -163,6 +163,23 @@ def test_a_server_that_is_not_there(good: dict[str, str], tmp_path: Path) -> Non
     assert not (tmp_path / "output").exists()
 
 
+def test_a_file_of_servers(good: dict[str, str], tmp_path: Path) -> None:
+    flags = good | {"use_vllm": "true", "vllm_server_file": "servers.txt", "vllm_server_timeout": "1"}
+    done = rlhf(flags | {"reward_funcs": "nope"}, tmp_path)
+    assert done.code == 2 and len(done.lines) == 2
+    file = tmp_path / "servers.txt"
+    assert done.lines[1].endswith(f"--vllm_server_file {file} cannot be read: No such file or directory")
+    file.write_text("# ours\nhttp://127.0.0.1:9\ngen2:8000\n")
+    done = rlhf(flags, tmp_path)
+    assert done.code == 2
+    [line] = done.lines
+    assert line.endswith(f"{file}, line 3: 'gen2:8000' must begin with http:// or https://")
+    file.write_text("# none yet\n")
+    done = rlhf(flags, tmp_path)
+    assert done.code == 3 and "torch" not in done.heavy
+    assert done.lines[0].endswith("servers.txt: it names none; 1 s left") and "(it names none)" in done.lines[-1]
+
+
 def test_a_folder_that_holds_a_run(good: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "logging.jsonl").write_text("")

@@ -205,12 +205,12 @@ def test_columns_flag(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_all_reported_with_near_misses(tmp_path: Path) -> None:
-    register_dataset(DatasetMeta(dataset_name="countless", loader=lambda: questions(2)))
+    register_dataset(DatasetMeta(dataset_name="quadratic", loader=lambda: questions(2)))
     file = jsonl(tmp_path / "questions.jsonl", questions(2))
     with pytest.raises(UsageError) as caught:
-        load_rows(arguments(dataset=["countles#5", f"{tmp_path}/question.jsonl", "countless"]))
+        load_rows(arguments(dataset=["quadrati#5", f"{tmp_path}/question.jsonl", "quadratic"]))
     first, second = caught.value.faults
-    assert "did you mean countless?" in first and "Registered:" in first
+    assert "did you mean quadratic?" in first and "Registered:" in first
     assert f"did you mean {file}?" in second
 
 

@@ -114,7 +114,7 @@ def test_plugin_rows_and_reward() -> None:
     from swift_r1.plugins import load_plugins
 
     (plugin,) = load_plugins([str(DEMO / "plugin.py")])
-    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown", "countdown_expression"))
+    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown_expression",))
     from swift_r1.data.registry import find_dataset
     from swift_r1.rewards import orms
 

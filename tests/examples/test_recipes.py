@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
-from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.fields import as_words, spellings
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.launch.cluster.run_file import read_run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -123,6 +124,20 @@ def test_the_miniature_differs_by_sizes_and_places(calls, recipe: str) -> None:
     known = spellings(RlhfArguments)
     for name in sorted({known[flag].name for flag in run.flags | mini.flags} - SIZES):
         assert getattr(run.args, name) == getattr(mini.args, name), name
+
+
+@pytest.mark.parametrize("recipe", ["countdown_grpo_server", "smollm2_countdown"])
+def test_one_command_is_the_same_run(calls, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    script, run = calls(recipe, "run.sh"), read_run_file(EXAMPLES / recipe / "run.yaml")
+    places = {"output_dir", "add_version", "vllm_server_host", "vllm_server_port", "vllm_server_file"}
+    for name in spellings(RlhfArguments).keys() - places - {"vllm_server_base_url"}:
+        if hasattr(run.args, name):
+            assert getattr(run.args, name) == getattr(script["rlhf"].args, name), name
+    assert run.roles["train"].processes == script["rlhf"].processes
+    served = parse_arguments(RolloutArguments, as_words(run.rollout), {})
+    of_script = parse_arguments(RolloutArguments, script["rollout"].words, {})
+    assert replace(served, port=0, torch_dtype=None) == replace(of_script, port=0, torch_dtype=None)
 
 
 def test_countdown_on_a_server(calls) -> None:

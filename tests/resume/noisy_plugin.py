@@ -1,8 +1,9 @@
 """The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may, and a
 sampler that follows it.
 
-A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer, and
-then wait for ever if there is a file `hang`. A file `slow` holds the seconds that each call takes.
+A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer
+(with `"after"`, once that file is there), and then wait for ever if there is a file `hang`. A file `slow` holds the
+seconds that each call takes.
 """
 
 import json
@@ -24,6 +25,9 @@ class NoisyDigits(ORM):
         if order.exists() and json.loads(order.read_text())["step"] <= trainer_state.global_step:
             wanted = json.loads(order.read_text())
             order.unlink()
+            deadline = time.monotonic() + 120
+            while "after" in wanted and not Path(wanted["after"]).exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
             for _ in range(wanted["times"]):
                 os.kill(os.getpid(), wanted["signal"])
             if Path("hang").exists():

@@ -92,7 +92,8 @@ def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert runs.run(whole, **settings).code == 0
     # By a reward of the round that begins after step 4, while the trainer is at most there.
-    (tmp_path / "signals.json").write_text(json.dumps({"step": 4, "signal": signal.SIGKILL, "times": 1}))
+    order = {"step": 4, "signal": signal.SIGKILL, "times": 1, "after": "resumed/checkpoint-1/manifest.json"}
+    (tmp_path / "signals.json").write_text(json.dumps(order))
     assert runs.wait(runs.start(resumed, **settings), resumed).code == -signal.SIGKILL
     assert runs.run(resumed, resume_from_checkpoint="last", **settings).code == 0
     if sampler == "uniform":

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import run_folder_held
+from swift_r1.training.checkpoint.state import RunState
 
 SETTINGS = {"max_steps": 4, "save_steps": 1, "logging_steps": 1}
 
@@ -127,13 +129,13 @@ def test_another_model_is_refused_even_by_force(runs, copy, tiny_model_untied):
     assert ended.code == 2 and "its state is of another model" in ended.said
 
 
-def test_another_number_of_processes_goes_on_by_force(runs, finished, copy):
+def test_other_processes_may_have_other_flags_for_the_same_batch(runs, finished, copy):
     """The state is whole tensors, so any number of ranks can take it; the next step is nearly the same."""
-    flags = SETTINGS | {"processes": 2, "deepspeed": "zero3", "per_device_train_batch_size": 4}
-    ended = runs.run(copy, resume_from_checkpoint="last", **flags)
-    assert ended.code == 2 and "1 processes became 2" in ended.said
-    ended = runs.run(copy, resume_from_checkpoint="last", resume_force="true", **flags)
-    assert ended.code == 0, ended.said
+    flags = SETTINGS | {"processes": 2, "deepspeed": "zero3"}
+    ended = runs.run(copy, resume_from_checkpoint="last", **flags, per_device_train_batch_size=6)
+    assert ended.code == 2 and "--generation_batch_size 8 became 12" in ended.said
+    ended = runs.run(copy, resume_from_checkpoint="last", **flags, per_device_train_batch_size=4)
+    assert ended.code == 0 and "1 process became 2" in ended.said, ended.said
 
     def last_step(folder: Path) -> dict[str, float]:
         return json.loads((folder / "logging.jsonl").read_text().splitlines()[-1])
@@ -142,6 +144,33 @@ def test_another_number_of_processes_goes_on_by_force(runs, finished, copy):
     assert one["step"] == two["step"] == 4
     for name in ("loss", "grad_norm", "reward", "entropy", "learning_rate"):
         assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+
+
+def test_moments_of_8_bits_stay_with_the_ranks_that_have_their_parts(runs, tmp_path):
+    """In plain torch every rank has all of them."""
+    flags = {"processes": 2, "per_device_train_batch_size": 4, "optim": "adamw_8bit", "max_steps": 2, "save_steps": 1}
+    assert runs.run(tmp_path / "plain", **flags).code == 0
+    shutil.rmtree(tmp_path / "plain" / "checkpoint-2")
+    ended = runs.run(tmp_path / "plain", resume_from_checkpoint="last", **flags | {"processes": 1})
+    assert ended.code == 0 and "2 processes became 1" in ended.said
+    assert runs.run(tmp_path / "sharded", **flags, fsdp="fsdp2").code == 0
+    for other in (flags | {"processes": 3, "fsdp": "fsdp2"}, flags | {"deepspeed": "zero2"}):
+        ended = runs.run(tmp_path / "sharded", resume_from_checkpoint="last", resume_force="true", **other)
+        assert ended.code == 2
+        assert "has 8-bit moments (--optim adamw_8bit) in the parts of 2 processes of --fsdp fsdp2" in ended.said
+
+
+def test_an_open_round_of_an_older_version_is_refused(runs, copy):
+    """What was computed before it lay by rank; between rounds nothing has changed."""
+    path = copy / "checkpoint-3" / "state" / "run.json"
+    content = json.loads(path.read_text()) | {"format": 3}
+    for round_, read in ((None, True), ({"done": 1}, False)):
+        path.write_text(json.dumps(content | {"round": round_}))
+        if read:
+            assert RunState.read(copy / "checkpoint-3").round is None
+        else:
+            with pytest.raises(UsageError, match="its state/ is of another version"):
+                RunState.read(copy / "checkpoint-3")
 
 
 def test_a_missing_checkpoint_is_named(runs, copy):

@@ -63,6 +63,7 @@ def pool_of(
     timeout_s: float,
     transport: str = "auto",
     compare: bool | None = None,
+    source: str | None = None,
     **writing: Any,
 ) -> ServerPool:
     """Sessions with all of these servers; `writing` are arguments of their `WeightWriter`s. To be closed."""
@@ -76,7 +77,7 @@ def pool_of(
         except SwiftError:
             writer.close()
             raise
-    return ServerPool(sessions, timeout_s, transport, compare)
+    return ServerPool(sessions, timeout_s, transport, compare, source=source)
 
 
 @pytest.fixture(scope="session")

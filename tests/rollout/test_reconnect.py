@@ -223,7 +223,7 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
         with pytest.raises(ServerRefused, match=f":{os.getpid()} writes this server's weights"):
             push_weights(other, ours + 7, [list(backend.model.named_parameters())])
         # As if this process had been stopped for longer than its lease lasts.
-        rollouts.pool.close()
+        rollouts.pool.sessions[0].writer.close()
         push_weights(other, ours + 7, [list(backend.model.named_parameters())])
     with pytest.raises(RunFailed, match=f"answered with weight version {ours + 7} .* was not published"):
         rollouts.generate(requests("another"), lambda _count: None, ignore_output)

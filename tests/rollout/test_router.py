@@ -46,7 +46,11 @@ class Server:
 
     async def answer(self, _http: Any, request: RolloutRequest) -> RolloutOutput:
         self.asked[request.request_id] = asyncio.get_running_loop().create_future()
-        return await self.asked[request.request_id]
+        try:
+            return await self.asked[request.request_id]
+        except asyncio.CancelledError:
+            del self.asked[request.request_id]
+            raise
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
@@ -132,6 +136,38 @@ def test_two_servers_fail_in_one_turn_while_an_answer_waits() -> None:
 
     played(servers, "abcdef", story, lambda output: answered.append(output.request_id))
     assert sorted(answered) == list("abcdef")
+
+
+def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
+    a, b, c = (Server(name) for name in "ABC")
+    members, answered = Servers([a]), list[str]()
+
+    async def story() -> None:
+        await turns(lambda: len(a.asked) == 8)
+        members.members.append(b)
+        await turns(lambda: len(b.asked) == 4)
+        assert list(a.asked) == list("abcd") and sorted(b.asked) == list("efgh")
+        # Half of A's are answered: it keeps the others. Of B's one is, and one of them is C's.
+        for name in "ab":
+            a.answers(name)
+        b.answers("e")
+        await turns(lambda: len(answered) == 3)
+        members.members.append(c)
+        await turns(lambda: len(c.asked) == 1)
+        assert list(a.asked) == list("cd") and list(b.asked) == list("fg") and list(c.asked) == ["h"]
+        for server in (c, b, a):
+            for name in list(server.asked):
+                server.answers(name)
+
+    async def play() -> None:
+        router = Router(members, [request(one) for one in "abcdefgh"], (0,), note, lambda: None)  # type: ignore[arg-type]
+        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), story())
+
+    def note(output: RolloutOutput) -> None:
+        answered.append(output.request_id)
+
+    asyncio.run(play())
+    assert sorted(answered) == list("abcdefgh")
 
 
 def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_server_is_left() -> None:

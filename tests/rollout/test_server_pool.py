@@ -181,7 +181,7 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
 
 def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
     urls = [tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")]
-    args = SimpleNamespace(rollout_base_urls=urls, vllm_server_timeout=60, api_key=None)
+    args = SimpleNamespace(rollout_base_urls=urls, vllm_server_file=None, vllm_server_timeout=60, api_key=None)
     with pytest.raises(UsageError, match="are the same rollout server"):
         wait_for_servers(args, None)
 
@@ -386,8 +386,9 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
     class Broken(SimpleNamespace):
         __hash__ = object.__hash__
 
-    session: Any = Broken(wait_until_back=broken, url="http://a", epoch=0, ready=True, failed=None)
-    snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1)
+    known = {"url": "http://a", "epoch": 0, "ready": True, "joined": True, "left": False, "failed": None}
+    session: Any = Broken(wait_until_back=broken, **known)
+    snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1, adapter=None)
     health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
     health.lose(session, session.epoch)
     until(lambda: session.failed is not None, BACK_WITHIN_S)

@@ -380,3 +380,38 @@ def test_frozen_weights_stay(train, tiny_model, backend, ranks):
 
 def test_checkpointing_computes_the_same(train):
     assert_same(train("zero2", ranks=2, checkpointing=True), train("local"))
+
+
+UNEVEN = (
+    {},
+    {"loss": EVERYTHING},
+    {"loss": {"importance_sampling_level": "sequence", "rollout_importance_sampling_mode": "sequence_mask"}},
+    {"loss": {"loss_type": "real", "num_generations": 4, "log_rollout_offpolicy_metrics": True}, "mu": 0.3},
+    {"ppo": PPO},
+)
+"""The mean of completions, that of tokens, GSPO, groups and experts, and PPO with its critic."""
+
+
+@pytest.mark.parametrize("case", UNEVEN, ids=["grpo", "tokens", "gspo", "real", "ppo"])
+def test_completions_that_do_not_divide_among_ranks(jobs, tiny_model, case):
+    """16 on three ranks, one at a time, so that two ranks have a micro-batch without any; then more at a time, and in
+    shared prompts. Loss and gradient are those of one process to 1e-6; where rows are cut otherwise, gradients to 2e-6,
+    as in one process that cuts them so."""
+    for cut in ("1", "70", "60s"):
+        (one, exact), (three, gradients) = (
+            jobs.run(ranks, backend="summed", model=tiny_model, cuts=cut, **case) for ranks in (1, 3)
+        )
+        [wanted], [step] = one["steps"], three["steps"]
+        assert wanted["grad_norm"] > 1e-3 and (cut != "1" or step["micro_batches"] == 6)
+        assert step.keys() == wanted.keys()
+        for name in wanted.keys() - {"micro_batches", "tokens_computed"}:
+            assert step[name] == pytest.approx(wanted[name], rel=1e-6, abs=1e-6), name
+        for name, gradient in exact.items():
+            difference = (gradients[name] - gradient).norm() / wanted["grad_norm"]
+            assert difference < (1e-6 if cut == "1" else 2e-6), (cut, name)
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero0", "zero2", "zero3"])
+def test_a_rank_without_completions_trains_with_the_others(train, backend):
+    """Three ranks, and a micro-batch for each of 16 completions, so that two have one that is empty."""
+    assert_same(train(backend, ranks=3, cuts="1 1p 1s"), train("local"))

@@ -10,7 +10,7 @@ from swift_r1.checking.preflight import deepspeed_faults
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
 
-FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "world_size": 2, "max_grad_norm": 1.0}
+FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "step": 16, "world_size": 2, "max_grad_norm": 1.0}
 
 MS_SWIFT = {
     "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},

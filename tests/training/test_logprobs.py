@@ -16,13 +16,8 @@ from transformers import (
 )
 
 from swift_r1.errors import UsageError
-from swift_r1.models.logprobs import (
-    KEPT_CHUNKS,
-    LOGITS_BYTES,
-    PLAIN,
-    LogitForm,
-    selective_logprobs,
-)
+from swift_r1.models.logprobs import PLAIN, LogitForm, selective_logprobs
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig

@@ -109,11 +109,16 @@ def test_a_key_is_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert own_key("http://example.org:8000") is None and own_key("http://127.0.0.1.example.org") is None
 
 
-def test_the_servers_of_a_run() -> None:
+def test_the_servers_of_a_run(tmp_path: Path) -> None:
     assert server_urls({"use_vllm": True, "vllm_server_host": ["a"], "vllm_server_port": [1, 2]}) == (
         "http://a:1",
         "http://a:2",
     )
+    file = tmp_path / "servers.txt"
+    of_file = {"use_vllm": True, "vllm_server_file": str(file)}
+    assert server_urls(of_file) == ()
+    file.write_text("http://a\nnonsense\nhttp://b:1/\n")
+    assert server_urls(of_file) == ("http://a", "http://b:1")
     assert server_urls({"use_vllm": False}) == server_urls({"no": "flag"}) == server_urls({}) == ()
 
 

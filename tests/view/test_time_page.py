@@ -45,13 +45,15 @@ def spans_of(found: dict[str, Any]) -> set[tuple[Any, ...]]:
 def test_what_is_drawn_is_what_the_files_say(viewer: Any, tab: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", exit_code=None)
     lanes = {lane: write_spans(run, lane, 5) for lane in ("rank-0", "rank-1", "server-0")}
-    write_events(run, (0, 0, "started"), (9, 2, "server_lost"), (10, 2, "server_restored"))
+    others = ((11, 2, "server_joined"), (12, 3, "server_left"))
+    write_events(run, (0, 0, "started"), (9, 2, "server_lost"), (10, 2, "server_restored"), *others)
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/time")
     found = drawn(page)
     assert spans_of(found) == set().union(*(expected(lane, rows) for lane, rows in lanes.items()))
     kinds = [mark.partition(":")[0] for mark in found["marks"]]
-    assert kinds == ["started", "server lost", "server restored", "killed"] and found["all"]
+    servers = ["server lost", "server restored", "server joined", "server left"]
+    assert kinds == ["started", *servers, "killed"] and found["all"]
     table = page.locator("table").first
     assert [cell.strip() for cell in table.locator("tr").nth(1).locator("td").all_inner_texts()] == [
         *("rank-0", "25.0", "25.0", "25.0", "25.0", "20.00")

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -38,7 +38,8 @@ class ServerPool:
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
         compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
-        spans, tell: get what each server does, and which is lost or back.
+        spans, tell: get what each server does, and which is lost or back, joins or leaves.
+        source: what names the servers, where they come and go (`follow`).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ServerPool:
         compare: bool | None = None,
         spans: Spans | None = None,
         tell: Events | None = None,
+        source: str | None = None,
     ) -> None:
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
@@ -58,14 +60,20 @@ class ServerPool:
         self.first = infos[0].model_copy(update=of_all)
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
-        self.sessions = sessions
-        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell)
-        for number, one in enumerate(sessions):
-            one.record(spans or Spans(), f"server-{number}")
+        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell, source)
+        self._spans = spans or Spans()
+        self._numbers: dict[str, int] = {}
+        for one in sessions:
+            self._record(one)
         self.by_nccl, self._compare = transport == NCCL, compare
-        self._shares_gpu = len(sessions) == 1 and sessions[0].shares_gpu
+        self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
+        self._bytes_of_left = 0
+
+    @property
+    def sessions(self) -> Sequence[ServerSession]:
+        return self.health.sessions
 
     @property
     def version(self) -> int:
@@ -73,19 +81,36 @@ class ServerPool:
         return max(self.served.current)
 
     def close(self) -> None:
-        """Ends the waiting for lost servers, and gives the leases back."""
+        """Ends the waiting for servers, gives the leases back, and closes the connections."""
         self.health.close()
-        for one in self.sessions:
-            one.writer.close()
+
+    def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
+        """From now on the servers are those of these `urls`: a newcomer's session, which `make` makes, joins, and who
+        is no longer named leaves. To be called by one thread."""
+        members = {one.url: one for one in self.sessions}
+        for url in members.keys() - urls:
+            self.stale += members[url].refused
+            self._bytes_of_left += members[url].writer.sent_bytes
+            self.health.leave(members[url])
+        for url in sorted(set(urls) - members.keys()):
+            newcomer = make(url)
+            self._record(newcomer)
+            self.health.join(newcomer)
+
+    def _record(self, session: ServerSession) -> None:
+        """A server that comes again writes its lane on."""
+        session.number = self._numbers.setdefault(session.url, len(self._numbers))
+        session.record(self._spans, f"server-{session.number}")
 
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
         that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
         of several servers (`slowdown`)."""
-        refused, self.stale = self.stale + sum(one.refused for one in self.sessions), 0
-        for one in self.sessions:
+        sessions = self.sessions
+        refused, self.stale = self.stale + sum(one.refused for one in sessions), 0
+        for one in sessions:
             one.refused = 0
-        sent = sum(one.writer.sent_bytes for one in self.sessions)
+        sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
             "rollout/refused": float(refused),
             "rollout/servers": float(len(self.health.ready)),
@@ -94,7 +119,8 @@ class ServerPool:
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
-        return taken | slowdown("server", [one.take_pace() for one in self.sessions])
+        paces = {one.number: one.take_pace() for one in sessions}
+        return taken | slowdown("server", [paces.get(number, 0.0) for number in range(len(self._numbers))])
 
     def ask(
         self,

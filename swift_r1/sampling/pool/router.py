@@ -1,5 +1,5 @@
-"""Requests over the servers of a pool: each goes to the least loaded one, and what a lost one has not answered to the
-others, or to itself when it is back."""
+"""Requests over the servers of a pool: each goes to the least loaded one, what a lost one has not answered to the
+others, or to itself when it is back, and a part of what others have not answered to one that comes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class _Lane:
     epoch: int
     http: httpx.AsyncClient
     load: int = 0
+    answered: int = 0  # requests
     asked: dict[str, tuple[RolloutRequest, asyncio.Task[None]]] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
 
@@ -59,6 +60,7 @@ class Router:
                 for lane in list(self._lanes):
                     if lane.session.epoch != lane.epoch:  # lost elsewhere, in a push
                         await self._leave(lane)
+                await self._open_lanes()
                 self._assign()
                 self.health.check_any()
                 self.check_going_on()
@@ -70,13 +72,37 @@ class Router:
             for lane in list(self._lanes):
                 await self._leave(lane)
 
-    def _assign(self) -> None:
+    async def _open_lanes(self) -> None:
+        """One for each server that is ready, where there is something to ask of it."""
         known = {lane.session for lane in self._lanes}
         for session in self.health.ready:
-            if session not in known and self._waiting:
+            if session in known:
+                continue
+            if not self._waiting:
+                await self._take_back()
+            if self._waiting:
                 lane = _Lane(session, session.epoch, session.client.open_async())
                 lane.watch = asyncio.create_task(self._fail_when_silent(lane))
                 self._lanes.append(lane)
+
+    async def _take_back(self) -> None:
+        """For a server that has come: what others were asked last waits again, so that each has its share. One that has
+        answered half of its requests keeps the rest, which it has probably begun."""
+        fair, tasks = sum(lane.load for lane in self._lanes) / (len(self._lanes) + 1), []
+        for lane in self._lanes:
+            while lane.answered < len(lane.asked):
+                request, task = next(reversed(lane.asked.values()))
+                if lane.load - request.n < fair:
+                    break
+                del lane.asked[request.request_id]
+                lane.load -= request.n
+                lane.session.generating.done()
+                task.cancel()
+                tasks.append(task)
+                self._waiting.appendleft(request)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _assign(self) -> None:
         if self._lanes and self._returned:
             if self._returned < len(self.requests):
                 unanswered = (self._returned, len(self.requests))
@@ -100,6 +126,7 @@ class Router:
             lane.session.paced(output, time.monotonic() - began)
             del lane.asked[request.request_id]
             lane.load -= request.n
+            lane.answered += 1
             lane.session.generating.done()
             self.on_answer(output)
         except Exception as error:  # noqa: BLE001 - judged, or raised, where failures are taken

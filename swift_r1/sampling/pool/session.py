@@ -97,17 +97,29 @@ class Expected:
 class ServerSession:
     """A run's relation to one server, which it waits for `timeout_s` seconds at most, at the start and after each loss.
 
+    Args:
+        first: its info, where that is known; else the server is waited for here. Of a `newcomer`, which is waited for
+            in `wait_until_back`, the info of a server that it must be like.
+
     Raises:
         ServerUnreachable: no server within `timeout_s`.
         UsageError: the server is not for this run.
     """
 
-    def __init__(self, writer: WeightWriter, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
+    def __init__(
+        self,
+        writer: WeightWriter,
+        expected: Expected,
+        timeout_s: float,
+        transport: str = AUTO,
+        first: ServerInfo | None = None,
+        newcomer: bool = False,
+    ) -> None:
         self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
         self._expected, self._timeout_s, self._transport = expected, timeout_s, transport
         self._name = f"the rollout server at {self.url}"
-        self.first = self.client.wait_until_ready(timeout_s, or_asleep=True)
-        if (fault := expected.fault(self.first)) is not None:
+        self.first = first or self.client.wait_until_ready(timeout_s, or_asleep=True)
+        if not newcomer and (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
         if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
             logger.warning(
@@ -116,18 +128,35 @@ class ServerSession:
             )
         # Not where completions go on over an update: this one would have them end first.
         self.shares_gpu = transport == AUTO and writer.policy != "keep" and self.first.gpu == own_gpu() is not None
-        self._instance = self.first.instance
+        self._instance = None if newcomer else self.first.instance  # None: it has not been met
+        self._holds_others = newcomer  # weights that may have the numbers of this run's
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
-        self._adapters = False
+        self.adapters = False  # alone are pushed
         self.record(Spans(), "")
         self.refused = 0  # answers by other weights than those asked for
         self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
         # Set by `Health`, except the last, which is the pool's.
-        self.ready = True  # it holds the newest weights and takes work
+        self.ready = self.joined = not newcomer  # it holds the newest weights and takes work; it ever did
+        self.left = False  # it no longer belongs to the run
         self.failed: SwiftError | None = None  # why it is given up for good
         self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
         self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
+        self.restoring: threading.Thread | None = None  # what waits for it
+        self.users = 0  # other threads that work with it
+        self.number = 0  # of its URL among all of the run
+
+    @property
+    def info(self) -> ServerInfo:
+        """What it is known by, with its present instance."""
+        return self.first.model_copy(update={"instance": self._instance or ""})
+
+    def close(self) -> None:
+        """Gives the lease back, and closes the connections; also more than once. Nothing may use it any more."""
+        self.generating.flush()
+        if self._instance is not None:
+            self.writer.close()
+        self.client.close()
 
     def record(self, spans: Spans, lane: str) -> None:
         """Writes from now on when it has requests, and when it gets weights, which may be at the same time."""
@@ -183,10 +212,11 @@ class ServerSession:
         `WeightWriter.push`. Raises ServerLost where all is to be pushed again, ServerUnreachable where it was lost
         again and again, and RunFailed where another trainer writes to it, or it refused the weights again and
         again."""
-        self._adapters = adapter is not None
+        self.adapters = adapter is not None
         with self._stopwatch.timed("sync"):
             transport = IPC if lend else self._transport
             self._write(lambda: self.writer.push(version, buckets, transport, adapter), version)
+        self._holds_others = False
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""
@@ -236,38 +266,57 @@ class ServerSession:
             self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not this run's"))
         return [answer.logprobs, *answer.copies]
 
-    def wait_until_back(self, versions: Collection[int], report: Callable[[str], None]) -> int | None:
+    def wait_until_back(
+        self,
+        versions: Collection[int],
+        report: Callable[[str], None],
+        check_wanted: Callable[[], None] = lambda: None,
+        members: Callable[[], Sequence[tuple[str, ServerInfo]]] = lambda: (),
+    ) -> int | None:
         """Waits for the server, at most `timeout_s`; see `RolloutClient.wait`. Returns the number under which it must
-        get the weights, above its own; None where it holds one of `versions`, the run's current weights.
+        get the weights, above its own; None where it holds one of `versions`, the run's current weights. A newcomer's
+        lease is taken. `check_wanted` is called again and again; what it raises ends the wait.
 
         Raises:
             ServerUnreachable: no server for this run came back in time.
             ServerLost: it slept, and went away while it was woken.
+            UsageError: a newcomer is not for this run, is not like its `members`, or another trainer writes to it.
         """
 
         def wants_push(info: ServerInfo) -> bool:
-            return info.broken is not None or info.instance != self._instance or info.weight_version not in versions
+            if info.broken is not None or info.instance != self._instance or self._holds_others:
+                return True
+            return info.weight_version not in versions
 
         def look() -> ServerInfo | str:
+            check_wanted()
             try:
                 info = self.client.info()
             except ServerUnreachable as error:
                 return f"no answer ({error.__cause__ or error})"
             except RunFailed as error:
                 return str(error)
+            if self._instance is None and (why := why_not_alike([*members(), (self.url, info)])) is not None:
+                raise UsageError(why)
             if (why := self._why_not_this(info)) is not None:
+                if self._instance is None:
+                    raise UsageError(why)
                 return why
             return info if wants_push(info) or info.asleep else self.client.why_not_ready() or info
 
         info = self.client.wait(self._timeout_s, look, report)
         with self._lock:
             self._is_lost = False
-        if info.asleep:  # never a new one
+        if self._instance is None:
+            self.writer.hold(self._timeout_s, report)
+            self._instance = info.instance
+        if info.asleep:  # never one that was started again
             self.wake()
         if not wants_push(info):
             logger.info("%s answers again and holds weight version %d", self._name, info.weight_version)
             return None
         again = "is the same one" if info.instance == self._instance else "was started again"
+        again = again if self.joined else "is there"
         self._instance = info.instance
         target = max(*versions, info.weight_version + 1)
         logger.info(
@@ -277,12 +326,13 @@ class ServerSession:
         return target
 
     def _why_not_this(self, info: ServerInfo) -> str | None:
-        """A server that came back must match the original: same model, tokenizer, and room for every completion."""
+        """A server that came back must match the original: same model, tokenizer, and room for every completion. So
+        must a newcomer that of the others."""
         if info.model != self.first.model:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
-        if self._adapters and not info.own_base:
+        if self.adapters and not info.own_base:
             return "it holds whole weights that another run has pushed, and adapters need its own: start it again"
         now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
         if now != before:

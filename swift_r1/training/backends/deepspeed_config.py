@@ -57,15 +57,22 @@ def read_config(name_path_or_json: str, hpz: int | None = None) -> dict[str, Any
 
 
 def contradictions(
-    config: Mapping[str, Any], *, dtype: str, micro_batch: int, accumulation: int, world_size: int, max_grad_norm: float
+    config: Mapping[str, Any],
+    *,
+    dtype: str,
+    micro_batch: int,
+    accumulation: int,
+    step: int,
+    world_size: int,
+    max_grad_norm: float,
 ) -> Iterator[str]:
     """What `config` (of `read_config`) says against the flags, one line each; the same value in both is fine. `dtype`
-    is `float32`, `bfloat16` or `float16`."""
+    is `float32`, `bfloat16` or `float16`; an optimizer step has `step` completions."""
     decided = {
         "train_micro_batch_size_per_gpu": (micro_batch, "--per_device_train_batch_size"),
         "gradient_accumulation_steps": (accumulation, "--gradient_accumulation_steps"),
         "train_batch_size": (
-            micro_batch * accumulation * world_size,
+            step,
             "--per_device_train_batch_size x --gradient_accumulation_steps x processes",
         ),
         "gradient_clipping": (max_grad_norm, "--max_grad_norm"),

@@ -30,11 +30,12 @@ from swift_r1.training.checkpoint.saving import (
     rng_of,
     round_tensors_of,
 )
-from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng
+from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng, seed_everything
 from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.token_values import Recorded, StepTokens
+from swift_r1.wire.protocol import completion_seed
 
 _WIDE = ("teacher_ids", "teacher_tops")  # `[B, T, M]`, the others `[B, T]`
 _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values", "teacher_logps", *_WIDE)
@@ -110,13 +111,19 @@ class OpenRound:
         return StepTokens(recorded, self.batch, self.steps[0][0].ref_logps is not None) if recorded else None
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
-        """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
+        """All that a checkpoint holds of the round, on rank 0; empty elsewhere. What is known of tokens is in the order
+        of the completions, whichever rank has them. Collective."""
+        micros = [micro for step in self.steps for micro in step]
+        samples = ranks.gather_data(torch.cat([micro.samples for micro in micros]))
         saved: dict[str, Tensor] = {}
         for name in _BEFORE_TRAINING:
-            known = [getattr(micro, name) for step in self.steps for micro in step]
-            mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
+            known = [(micro, getattr(micro, name)) for micro in micros]
+            mine = [micro.flatten(one).detach().flatten().float().cpu() for micro, one in known if one is not None]
             everyones = ranks.gather_data(torch.cat([torch.zeros(0), *mine]))
-            saved |= {f"{name}:{rank}": one for rank, one in enumerate(everyones or ()) if one.numel()}
+            if samples is not None and everyones is not None and (values := torch.cat(everyones)).numel():
+                places = self.batch.written(torch.cat(samples))
+                values = values.view(len(places), -1)
+                saved[name] = torch.empty_like(values).index_copy_(0, places, values)
         return saved | self.batch.tensors() if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
@@ -220,8 +227,11 @@ class Checkpoints:
         # Between rounds, the weights are published again under their old version.
         again = state.round is None
         self.rollouts.resume(state.weight_version - again)
-        if rng := rng_of(checkpoint, self.saver.ranks.rank):
+        rank, seed = self.saver.ranks.rank, int(state.fingerprint.args["seed"])
+        if rng := rng_of(checkpoint, rank):
             restore_rng(rng)
+        else:
+            seed_everything(completion_seed(seed, "rank", rank, state.step))
         published = -1 if again else state.published
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
 
@@ -230,25 +240,24 @@ Steps = list[list[MicroBatch]]
 
 
 def saved_round(
-    checkpoint: Path, split: Callable[[RoundBatch], Steps], rank: int
+    checkpoint: Path, split: Callable[[RoundBatch], Steps]
 ) -> tuple[RoundBatch, Steps, Mapping[str, Any]] | None:
-    """The round in the middle of which the checkpoint was saved: its batch, this rank's micro-batches, split again as
-    they were, with what was computed before training, and `OpenRound.facts`. None if it was saved between rounds."""
+    """The round in the middle of which the checkpoint was saved: its batch, this rank's micro-batches with what was
+    computed before training, and `OpenRound.facts`. None if it was saved between rounds. As many ranks as saved it
+    split it as they did; any other number can go on too."""
     facts = RunState.read(checkpoint).round
     if facts is None:
         return None
     saved = round_tensors_of(checkpoint)
     batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
-    steps = split(batch)
-    for name in _BEFORE_TRAINING:
-        if (flat := saved.get(f"{name}:{rank}")) is not None:
-            sizes = [micro.mask.numel() for step in steps for micro in step]
-            width = len(flat) // sum(sizes)
-            parts = iter(torch.split(flat, [width * size for size in sizes]))
-            for step in steps:
-                for number, micro in enumerate(step):
-                    value = next(parts).view(*micro.mask.shape, *([width] if name in _WIDE else []))
-                    value = value.long() if name == "teacher_ids" else value
-                    known: dict[str, Any] = {name: value.to(micro.mask.device)}
-                    step[number] = replace(micro, **known)
-    return batch, steps, facts
+    known = [name for name in _BEFORE_TRAINING if name in saved]
+
+    def filled(micro: MicroBatch) -> MicroBatch:
+        places, found = batch.written(micro.samples), dict[str, Any]()
+        for name in known:
+            values = saved[name][places].to(micro.mask.device)
+            values = values if name in _WIDE else values.squeeze(1)
+            found[name] = micro.unflatten(values.long() if name == "teacher_ids" else values)
+        return replace(micro, **found)
+
+    return batch, [[filled(micro) for micro in step] for step in split(batch)], facts

@@ -24,15 +24,16 @@ _CORRECTION = "rollout_importance_sampling_mode"
 LOGS = ("logging.jsonl", "completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl")
 """Files of a run folder that only grow: a checkpoint knows how long they were."""
 
-_FORMAT = 3
+_FORMAT = 4
 """Also of what the numbers mean: until 1 a seed gave another order of prompts (`data/sampler.py`), until 2
-`--rollout_importance_sampling_mode sequence_mask` gave all tokens of a completion one weight."""
+`--rollout_importance_sampling_mode sequence_mask` gave all tokens of a completion one weight, until 3 what was computed
+before an open round's first step belonged to ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a resumed run must have too: every flag, the number of ranks, a hash of the training rows in order, and
-    the threads of a process, which decide the order of sums."""
+    """What a resumed run must have too: every flag, and a hash of the training rows in order. How many ranks computed
+    it, and the threads of each, decide the order of sums."""
 
     args: Mapping[str, Any]
     world_size: int
@@ -81,7 +82,8 @@ class RunState:
         known = {item.name for item in fields(cls)}
         needed = {item.name for item in fields(cls) if item.default is MISSING}
         written = content.pop("format", None)
-        if written not in (2, _FORMAT) or not needed <= set(content) <= known:
+        older = written in (2, 3) and content.get("round") is None
+        if not (older or written == _FORMAT) or not needed <= set(content) <= known:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1; "
                 "--resume_only_model true begins a new run with its weights"

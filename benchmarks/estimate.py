@@ -1,0 +1,230 @@
+"""How far `swift estimate` is off: against runs made here, and against what others have published.
+
+    python examples/mini/make_model.py countdown models/mini/countdown
+    python benchmarks/estimate.py runs --output_dir output/estimate     # a few minutes on two idle cores
+    python benchmarks/estimate.py published                             # seconds; benchmarks/estimate_published.yaml
+
+`runs` makes runs of the demo's model with several batch sizes and lengths, on one rank and on two, and through a
+`swift rollout` with and without `--async_generate`. One run of each engine calibrates; the others are predicted from
+its factors. A run that is in the folder already is not made again. The first step of a run warms up and is left out; of
+the others each phase's fastest counts, since other programs slow a machine down and nothing speeds it up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.estimate.chips import chip_of
+from swift_r1.estimate.job import assumed, of_run
+from swift_r1.estimate.layout import Job, Layout, estimate_layout
+from swift_r1.estimate.measured import read_measured, seconds_of
+from swift_r1.estimate.model import from_config
+from swift_r1.estimate.work import Round
+
+HERE = Path(__file__).resolve().parent
+SWIFT = (sys.executable, "-m", "swift_r1")
+PUBLISHED = HERE / "estimate_published.yaml"
+PHASES = ("generate", "train", "push", "step")
+DEMO = HERE.parent / "examples" / "countdown_demo"
+FLAGS = (
+    *("--rlhf_type", "grpo", "--external_plugins", str(DEMO / "plugin.py"), "--dataset", "countdown_mini"),
+    *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1", "--torch_dtype", "float32"),
+    *("--gradient_checkpointing", "false", "--learning_rate", "1e-6", "--num_generations", "16", "--max_steps", "40"),
+    *("--logging_steps", "1", "--save_steps", "1000", "--report_to", "none", "--add_version", "false"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    completions: int
+    tokens: int
+    ranks: int = 1
+    server: bool = False
+    flags: tuple[str, ...] = ()
+
+
+AHEAD = ("--async_generate", "true")
+CASES = (
+    Case("embedded, 128 completions", 128, 160),  # calibrates
+    Case("embedded, 64 completions", 64, 160),
+    Case("embedded, 256 completions", 256, 160),
+    Case("embedded, 128 of at most 80 tokens", 128, 80),
+    Case("embedded, 128, two ranks", 128, 160, 2, flags=("--deepspeed", "zero2")),
+    Case("server, 128 completions", 128, 160, server=True),  # calibrates
+    Case("server, 256 completions", 256, 160, server=True),
+    Case("server, 128 of at most 80 tokens", 128, 80, server=True),
+    Case("server, 128, ahead", 128, 160, server=True, flags=AHEAD),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("runs", "published"))
+    parser.add_argument("--output_dir", type=Path, default=Path("output/estimate"))
+    parser.add_argument("--model", type=Path, default=Path("models/mini/countdown"))
+    args = parser.parse_args()
+    console = Console(width=130)
+    if args.what == "published":
+        show_published(console)
+    else:
+        show_runs(make_runs(args.output_dir.absolute(), args.model.absolute()), console)
+    return 0
+
+
+def make_runs(folder: Path, model: Path) -> dict[str, Path]:
+    """The folder of each case's run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {case.name: folder / "".join(c if c.isalnum() else "_" for c in case.name) for case in CASES}
+    missing = [case for case in CASES if not (found[case.name] / "summary.json").exists()]
+    for case in missing:
+        if not case.server:
+            train(case, model, found[case.name], ())
+    if any(case.server for case in missing):
+        with server(model, folder / "server.log") as port:
+            for case in missing:
+                if case.server:
+                    address = ("--vllm_server_host", "127.0.0.1", "--vllm_server_port", str(port))
+                    train(case, model, found[case.name], address)
+    return found
+
+
+def train(case: Case, model: Path, folder: Path, address: Sequence[str]) -> None:
+    engine = ("--use_vllm", "true", *address) if address else ("--use_vllm", "false")
+    words = [*SWIFT, "rlhf", *FLAGS, "--model", str(model), "--output_dir", str(folder), *engine, *case.flags]
+    words += ["--per_device_train_batch_size", str(case.completions // case.ranks)]
+    words += ["--max_completion_length", str(case.tokens)]
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut short
+    with folder.with_suffix(".log").open("wb") as log:
+        environ = os.environ | {"NPROC_PER_NODE": str(case.ranks)}
+        if subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, env=environ).returncode:
+            sys.exit(f"{case.name} failed: see {log.name}")
+
+
+@contextmanager
+def server(model: Path, log: Path) -> Iterator[int]:
+    """A `swift rollout` of the model, on the port that it is given."""
+    sys.path.append(str(DEMO))
+    import run as demo
+
+    port = demo.free_port()
+    with demo.rollout_server(model, port, log):
+        yield port
+
+
+def show_runs(runs: Mapping[str, Path], console: Console) -> None:
+    table = Table("run", *(f"{phase}: predicted, measured (ratio)" for phase in PHASES), pad_edge=False)
+    errors: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    calibration: Path | None = None
+    server_now = None
+    for case in CASES:
+        calibrates = case.server != server_now
+        if calibrates:
+            calibration, server_now = runs[case.name], case.server
+        assert calibration is not None
+        measured = seconds_of(runs[case.name], of=min)
+        job, layout = of_run(runs[case.name], chip_of("cpu"), read_measured(calibration, chip_of("cpu"), min))
+        found = estimate_layout(job, layout)
+        predicted = {name: found.phases.get(name, 0.0) for name in ("generate", "push")}
+        predicted |= {"train": found.phases["train"] + found.phases["log-probs"], "step": found.step}
+        cells = []
+        for phase in PHASES:
+            real = measured.get(phase, 0.0)
+            if real < 0.05 or (phase != "step" and found.overlapped):  # waiting for the other side is in it
+                cells.append("")
+                continue
+            ratio = predicted[phase] / real
+            if not calibrates:
+                errors[phase].append(ratio)
+            cells.append(f"{predicted[phase]:.2f}, {real:.2f} ({ratio:.2f})")
+        table.add_row(case.name + (" *" if calibrates else ""), *cells)
+    console.print(table)
+    console.print("* calibrates the rows below it")
+    for phase, ratios in errors.items():
+        console.print(f"{phase}: {about(ratios)}")
+
+
+def about(ratios: Sequence[float]) -> str:
+    """The geometric mean of ratios, and the one that is furthest off."""
+    if not ratios:
+        return "nothing to compare"
+    mean = math.exp(fmean(math.log(one) for one in ratios))
+    size = math.exp(fmean(abs(math.log(one)) for one in ratios))
+    worst = max(ratios, key=lambda one: abs(math.log(one)))
+    return f"{len(ratios)}; geometric mean of the ratios {mean:.2f}, of the error x {size:.2f}, worst {worst:.2f}"
+
+
+def show_published(console: Console) -> None:
+    """Step times that others have published against those that `swift estimate` predicts for the same work."""
+    content = yaml.safe_load(PUBLISHED.read_text())
+    table = Table("system", "model", "GPUs", "layout", "measured", "predicted", "ratio", pad_edge=False)
+    ratios: dict[str, list[float]] = {}
+    for one in content["rows"]:
+        for phase, measured in one["seconds"].items():
+            predicted = published_seconds(one, content["models"][one["model"]])[phase]
+            ratio = predicted / measured
+            ratios.setdefault(one["system"], []).append(ratio)
+            where = f"{one['replicas']} x {one['tensor_parallel']}"
+            mode = ", ahead" if one.get("ahead") else ", taking turns"
+            cells = (f"train {one['ranks']}, rollout {where}{mode}", f"{measured:.4g} s", f"{predicted:.4g} s")
+            name = one["model"] + ("" if phase == "step" else f", {phase}")
+            table.add_row(one["system"], name, f"{one['gpus']} {one['chip']}", *cells, f"{ratio:.2f}")
+    console.print(table)
+    for system, found in ratios.items():
+        console.print(f"{system}: {about(found)}")
+        if len(found) > 2:
+            console.print(f"    after one factor, from its first row: {about([one / found[0] for one in found[1:]])}")
+    console.print(f"all: {about([ratio for found in ratios.values() for ratio in found])}")
+
+
+def published_seconds(row: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float]:
+    """Of the step and its phases."""
+    group, completions = row["group"], row["prompts"] * row["group"]
+    args = RlhfArguments(  # log-probs of the policy and of the reference
+        per_device_train_batch_size=max(1, completions // row["updates"] // row["ranks"] // 4),
+        num_generations=group,
+        gradient_checkpointing=row["recomputes"],
+        beta=0.01 if row.get("passes", 2) > 1 else 0.0,
+        kl_in_reward=True,
+        async_generate=row.get("ahead", False),
+        use_vllm=True,
+        weight_transport="nccl",
+        torch_dtype="bfloat16",
+    )
+    chip, updates = chip_of(row["chip"]), row["updates"]
+    job = Job(
+        args=args,
+        model=from_config(config),
+        round=Round(row["prompts"], group, row["prompt"], row["mean"], row["longest"], updates),
+        updated=completions // updates,
+        chip=chip,
+        use=assumed(chip),
+        width=2.0,
+        per_node=8,
+        most=row["most"],
+    )
+    found = estimate_layout(job, Layout(row["ranks"], 1, "server", row["replicas"], row["tensor_parallel"]))
+    push = found.phases["push"]  # left out: these systems send every shard from where it is
+    trained = found.phases["log-probs"] + found.phases["train"]
+    step = max(trained, found.phases["generate"]) if found.overlapped else found.step - push
+    return {**found.phases, "step": step}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

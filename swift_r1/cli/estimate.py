@@ -1,0 +1,121 @@
+"""`swift estimate`: memory, bytes and seconds of a run on hardware that is not here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.arguments.estimate import EstimateArguments
+from swift_r1.arguments.fields import as_words, spellings
+from swift_r1.arguments.parser import CONFIG_SUFFIXES, parse_arguments
+from swift_r1.arguments.world import World
+from swift_r1.errors import EXIT_OK, UsageError
+
+if TYPE_CHECKING:
+    from swift_r1.launch.cluster.run_file import RunFile
+
+_USAGE = """swift estimate run.yaml|config.yaml [--chip h100] [--gpus G] [--measured RUN_FOLDER] [--flag value ...]
+
+Says what memory each role needs, what a push and a completion send, what each phase of a round takes and which role
+the others wait for; with --gpus, how to divide so many GPUs. Takes a file of `swift launch`, or flags of `swift rlhf`.
+Needs the model's config.json, no weights, and not the hardware. docs/estimate.md has the formulas and their errors."""
+_EXAMPLES = """
+swift estimate run.yaml --chip h200
+swift estimate --model models/smollm2-135m --use_vllm true --max_completion_length 4096 --gpus 16 --chip h100
+swift estimate grpo.yaml --gpus 64 --mean_completion_length 1200 --json estimate.json
+swift estimate run.yaml --measured output/model/v0-20261123-101500
+"""
+HELP = (_USAGE, EstimateArguments, _EXAMPLES, ("Estimate",))
+_ANY_SERVER = "http://127.0.0.1:8000"
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; loads no model and reaches no server.
+
+    Raises:
+        UsageError: bad flags or files, no config of the model, fewer GPUs than the model needs.
+    """
+    run_file = _run_file(words)
+    args, world = _arguments(words, run_file)
+    file = None if args.json is None else Path(args.json).expanduser()
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"--json {file}: there is no folder {file.parent}")
+    from rich.console import Console
+
+    from swift_r1.estimate.chips import DEFAULT_CHIP, chip_of
+    from swift_r1.estimate.job import assumed, job_of, layout_of
+    from swift_r1.estimate.layout import estimate_layout
+    from swift_r1.estimate.measured import lengths_of, read_measured
+    from swift_r1.estimate.show import show, to_json
+    from swift_r1.estimate.split import best_split
+
+    without = run_file is not None and args.gpus is None and not any(one.gpus for one in run_file.roles.values())
+    chip = chip_of(args.chip or ("cpu" if without else DEFAULT_CHIP))
+    if chip.is_cpu and args.gpus is not None:
+        raise UsageError(f"--gpus {args.gpus}: --chip {chip.name} has none")
+    use, lengths, recorded = assumed(chip), None, None
+    if args.measured is not None:
+        recorded = Path(args.measured).expanduser()
+        lengths = lengths_of(recorded, chip)
+        same = _trained_on_cpu(recorded) == chip.is_cpu
+        use = read_measured(recorded, chip) if same else use
+        if not same:
+            print(f"--measured {recorded}: of another kind of device than {chip.name}, so only its lengths are taken")
+    job = job_of(args, world.size, chip, use, lengths, run_file)
+    split = None if args.gpus is None else best_split(job, args.gpus)
+    if split is not None and not split.best:
+        raise UsageError(f"--gpus {args.gpus}: {split.why_not}")
+    given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
+    show(job, given, split, Console(width=max(110, Console().width)))
+    if file is not None:
+        from swift_r1.evaluation.store import write_whole
+
+        try:
+            write_whole(file, json.dumps(to_json(job, given, split), indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {file}: {error.strerror or error}") from error
+    return EXIT_OK
+
+
+def _trained_on_cpu(folder: Path) -> bool:
+    content: Any = json.loads((folder / "args.json").read_text(encoding="utf-8"))  # read once already
+    return not content["hardware"]["gpus"] or bool(content["args"]["use_cpu"])
+
+
+def _run_file(words: Sequence[str]) -> RunFile | None:
+    """The file of `swift launch`, where the first word is one: it has roles."""
+    if not words or not words[0].lower().endswith(CONFIG_SUFFIXES[:2]):
+        return None
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(words[0]).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # the parser says what is wrong with it
+    if not isinstance(content, dict) or not {"roles", "rlhf"}.intersection(content):
+        return None
+    from swift_r1.launch.cluster.run_file import read_run_file
+
+    return read_run_file(words[0])
+
+
+def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[EstimateArguments, World]:
+    """The run's flags, with those of the command line in their place, and its processes."""
+    if run_file is None:
+        args = parse_arguments(EstimateArguments, words)
+        world, _ = World.from_environment({**os.environ, **args.process_variables})
+        return args, world
+    known = spellings(EstimateArguments)
+    written = (word.partition("=")[0].lstrip("-").replace("-", "_") for word in words[1:] if word.startswith("--"))
+    given = {known[name].name for name in written if name in known}
+    from swift_r1.launch.cluster.run_file import TRAIN, with_addresses
+
+    flags = {name: value for name, value in run_file.rlhf.items() if name not in given}
+    flags = with_addresses(flags, {name: [_ANY_SERVER] for name in run_file.roles if name != TRAIN})
+    train = run_file.roles[TRAIN]
+    environ = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    args = parse_arguments(EstimateArguments, [*as_words(flags), *words[1:]], environ)
+    return args, World(train.processes, train.count)

@@ -1,0 +1,132 @@
+"""`swift launch`: the servers and the trainer of a run, on this machine or on many, from one file."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from swift_r1.arguments.fields import from_words, spellings
+from swift_r1.arguments.launch import LaunchArguments
+from swift_r1.arguments.output import LAST
+from swift_r1.arguments.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, unknown_flag
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.world import World
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.launch.cluster.commands import shared_variables
+from swift_r1.launch.cluster.dry_run import dry_run
+from swift_r1.launch.cluster.engines import ENGINES
+from swift_r1.launch.cluster.run_file import RunFile, read_run_file
+from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
+from swift_r1.runs.folder import newest_version
+from swift_r1.runtime.processes import run_folder_held
+
+_USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
+
+Starts the rollout servers, judge and teacher of a run and its trainer, gives them keys and addresses, watches them,
+brings back what is lost, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
+
+  rlhf: {{rlhf_type: grpo, model: models/smollm2-135m, ...}}    # flags of swift rlhf
+  rollout: {{vllm_max_model_len: 1024}}                         # flags of swift rollout
+  roles:
+    train: {{nodes: 1, gpus: 2}}
+    rollout: {{replicas: 2, gpus: 1}}
+
+Flags that are not the launch's own are those of swift rlhf, and win over the file. The launch's own:"""
+_EXAMPLES = """
+swift launch examples/smollm2_countdown/run.yaml
+swift launch run.yaml --dry_run
+swift launch run.yaml --on ssh --learning_rate 2e-6
+swift launch run.yaml --resume_from_checkpoint last
+"""
+HELP = (_USAGE, LaunchArguments, _EXAMPLES)
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        UsageError: bad flags or file; nodes that cannot be reached or have too little; another launch in the folder.
+        RunFailed: a server cannot be started.
+    """
+    if not words or is_flag(words[0]):
+        raise UsageError("name the file first: swift launch run.yaml")
+    args, overrides = _read_flags(words[1:])
+    run_file = read_run_file(words[0], overrides)
+    module = importlib.import_module(ENGINES[args.on])
+    if hasattr(module, "hand_over"):
+        code = module.hand_over(run_file, words, args.dry_run)
+        if code is not None:
+            return int(code)
+    engine = module.open_engine(run_file, args.silence_timeout)
+    key = os.environ.get(API_KEY_VARIABLE) or secrets.token_hex(16)
+    environ = shared_variables(run_file, key, os.environ)
+    if args.dry_run:
+        print(dry_run(run_file, engine, environ))
+        return EXIT_OK
+    if faults := run_folder_faults(run_file.args, World()):
+        raise UsageError(*faults)
+    resume = run_file.args.resume_from_checkpoint == LAST
+    folder = _folder(run_file, resume)
+    code = _launch(run_file, engine, args, environ, folder, resume)
+    return int(module.after(code)) if hasattr(module, "after") else code
+
+
+def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
+    """The launch's own flags, and those of `swift rlhf` with their values. Raises UsageError."""
+    own, others = spellings(LaunchArguments), spellings(RlhfArguments)
+    kept: list[str] = []
+    overrides: dict[str, Any] = {}
+    faults: list[str] = []
+    for written, values in flags_with_values(LaunchArguments, words, faults):
+        name = written.lstrip("-").replace("-", "_")
+        if name in others:
+            try:
+                overrides[name] = from_words(others[name], values)
+            except (ValueError, UsageError) as error:
+                faults += error.faults if isinstance(error, UsageError) else [f"{written} {error}"]
+        elif name in own or difflib.get_close_matches(name, own, n=1):
+            kept += [written, *values]
+        else:
+            faults.append(unknown_flag(RlhfArguments, written))
+    try:
+        args = parse_arguments(LaunchArguments, kept)
+    except UsageError as error:
+        raise UsageError(*faults, *error.faults) from error
+    if faults:
+        raise UsageError(*faults)
+    return args, overrides
+
+
+def _folder(run_file: RunFile, resume: bool) -> Path:
+    """The run's folder, made here; that of the newest run in `--output_dir` where it resumes."""
+    base = Path(str(run_file.args.output_dir))
+    if resume and run_file.args.add_version:
+        newest = newest_version(base)[1]
+        if newest is not None and holds_run(newest):
+            return base / newest.name
+    made = make_run_folder(run_file.args)
+    return base / made.name if run_file.args.add_version else base
+
+
+def _launch(
+    run_file: RunFile, engine: Any, args: LaunchArguments, environ: dict[str, str], folder: Path, resume: bool
+) -> int:
+    from swift_r1.launch.cluster.driver import Driver
+    from swift_r1.launch.cluster.show import Display
+
+    logs = folder / "launch"
+    try:
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{logs}: {error.strerror or error}") from error
+    with run_folder_held(logs, wait_s=1), Display(logs) as display:
+        display.say(f"run folder: {folder}")
+        driver = Driver(
+            run_file, engine, args, environ, str(folder), logs, resume, display.say, display.show, display.changed
+        )
+        return driver.run()

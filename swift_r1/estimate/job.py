@@ -1,0 +1,213 @@
+"""From flags, a run file or a recorded run to what is estimated."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swift_r1.arguments.estimate import EstimateArguments
+from swift_r1.arguments.forecast import arguments_of
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.errors import UsageError
+from swift_r1.estimate.chips import Chip
+from swift_r1.estimate.layout import DEFAULT_MAX_NUM_SEQS, WIDTHS, Job, Layout, Mode, ServerRole
+from swift_r1.estimate.model import model_of
+from swift_r1.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
+from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
+from swift_r1.tracking.metrics import read_json_lines
+from swift_r1.training.memory import zero_of
+from swift_r1.training.micro_batches import LEAST_SAVING
+
+PROMPT_TOKENS = 256.0
+_MOST_ROWS = 20_000  # of completions.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a prompt and of a completion, on average, and ascending quantiles of the completions'."""
+
+    prompt: float
+    completion: float
+    quantiles: tuple[float, ...] = ()
+
+
+def assumed(chip: Chip) -> Efficiency:
+    """Before anything is measured."""
+    return CPU if chip.is_cpu else GPU
+
+
+def with_cores(chip: Chip, cores: float) -> Chip:
+    """A CPU's figures are those of a core."""
+    if not chip.is_cpu:
+        return chip
+    return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
+
+
+def round_of(args: RlhfArguments, world_size: int, lengths: Lengths) -> Round:
+    """The work of a round of resolved arguments."""
+    prompt, completion = lengths.prompt, lengths.completion
+    completions = int(args.generation_batch_size or args.per_device_train_batch_size * world_size)
+    prompts = max(1, completions // args.num_generations)
+    updated = args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps
+    apart = completions * (prompt + completion)
+    shared = completions * completion + prompts * prompt
+    shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
+    return Round(
+        prompts=prompts,
+        group=args.num_generations,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        longest=args.max_completion_length,
+        updates=max(1, completions // updated) * args.num_iterations,
+        iterations=args.num_iterations,
+        shares_prompts=shares,
+        recorded=lengths.quantiles,
+    )
+
+
+def job_of(
+    args: EstimateArguments,
+    world_size: int,
+    chip: Chip,
+    use: Efficiency,
+    lengths: Lengths | None = None,
+    run_file: RunFile | None = None,
+) -> Job:
+    """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
+    known = lengths or Lengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
+    completion = min(args.mean_completion_length or known.completion, float(args.max_completion_length))
+    known = Lengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
+    model = model_of(args.model)
+    server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
+    cores = usable_cores(run_file)
+    ranks = cores / ranks_of_node(world_size, run_file)
+    cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
+    share = server.get("vllm_gpu_memory_utilization", 0.9)
+    return Job(
+        args=args,
+        model=model,
+        round=round_of(args, world_size, known),
+        updated=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
+        chip=with_cores(chip, ranks),
+        server_chip=with_cores(chip, cores),
+        use=use,
+        width=WIDTHS[args.torch_dtype or model.shape.dtype],
+        per_node=args.gpus_per_node,
+        critic=model_of(args.critic_model) if args.critic_model else None,
+        share=float(share),
+        most=int(server.get("vllm_max_num_seqs") or args.vllm_max_num_seqs or DEFAULT_MAX_NUM_SEQS),
+        cache_width=1.0 if str(cache or "").startswith("fp8") else None,
+        others=_others(run_file),
+        taking_turns=chip.is_cpu,
+    )
+
+
+def usable_cores(run_file: RunFile | None) -> float:
+    """Cores of a rollout server: as many as its role says, else all of this machine."""
+    role = None if run_file is None else run_file.roles.get(ROLLOUT)
+    return float((role and role.cpus) or len(os.sched_getaffinity(0)))
+
+
+def ranks_of_node(world_size: int, run_file: RunFile | None) -> int:
+    """Ranks that share a machine."""
+    return world_size if run_file is None else run_file.roles[TRAIN].processes
+
+
+def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = None) -> Layout:
+    """The layout that the flags or the roles say; a server that is only an address counts as one device."""
+    stage, _ = zero_of(args)
+    if run_file is not None and (role := run_file.roles.get(ROLLOUT)) is not None:
+        copies = int(run_file.rollout.get("vllm_data_parallel_size", 1))
+        size = int(run_file.rollout.get("vllm_tensor_parallel_size", 1))
+        return Layout(world_size, stage, "server", role.count * copies, size)
+    mode: Mode = "colocate" if args.colocates else "server" if args.use_vllm else "embedded"
+    size = args.vllm_tensor_parallel_size if mode == "colocate" else 1
+    replicas = max(1, len(args.rollout_base_urls)) if mode == "server" else max(1, world_size // size)
+    return Layout(world_size, stage, mode, replicas, size)
+
+
+def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
+    found = []
+    for name, flags in ({} if run_file is None else run_file.servers).items():
+        model = model_of(str(flags["model"]))
+        width = WIDTHS[str(flags.get("torch_dtype") or model.shape.dtype)]
+        size, copies = (int(flags.get(f"vllm_{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
+        assert run_file is not None  # it has servers
+        found.append(ServerRole(name, model, run_file.roles[name].count * copies, size, width))
+    return tuple(found)
+
+
+def recorded_lines(folder: Path) -> list[dict[str, Any]]:
+    """The logged steps of a run without the first, which warms up. UsageError: fewer than two."""
+    try:
+        lines = [line for line in read_json_lines(folder / "logging.jsonl") if "time/step" in line]
+    except OSError as error:
+        raise UsageError(f"--measured {folder}: logging.jsonl: {error.strerror or error}") from error
+    if len(lines) < 2:
+        raise UsageError(f"--measured {folder}: needs two logged steps or more, of which the first is left out")
+    return lines[1:]
+
+
+def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
+    """A recorded run with its own lengths. Raises UsageError: it is none of ours, or its model's config is gone."""
+    try:
+        content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
+        args, world_size = arguments_of(content), int(content["world_size"])
+        cores = int(content["hardware"]["cores"])
+    except OSError as error:
+        raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
+    model = model_of(args.model)
+    round_ = round_of(args, world_size, _recorded_lengths(folder, args, world_size))
+    job = Job(
+        args=args,
+        model=model,
+        round=round_,
+        updated=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
+        chip=with_cores(chip, cores / world_size),
+        server_chip=with_cores(chip, cores),
+        use=use,
+        width=WIDTHS[args.torch_dtype or model.shape.dtype],
+        per_node=max(8, world_size),
+        critic=model_of(args.critic_model) if args.critic_model else None,
+        most=args.vllm_max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+        taking_turns=chip.is_cpu,
+    )
+    return job, layout_of(args, world_size)
+
+
+def _recorded_lengths(folder: Path, args: RlhfArguments, world_size: int) -> Lengths:
+    """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
+    prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
+    lines = recorded_lines(folder)
+    completion = fmean(line["completions/mean_length"] for line in lines)
+    once = round_of(args, world_size, Lengths(1.0, completion))
+    computed = fmean(line["tokens_computed"] for line in lines) * once.updates / once.iterations
+    more = max(0.0, computed - once.generated_tokens)
+    per_group, per_completion = max(1.0, more / once.prompts), max(1.0, more / once.completions)
+    rows = _rows(folder / "completions.jsonl")
+    if not rows:
+        shared = round_of(args, world_size, Lengths(per_group, completion)).shares_prompts
+        return Lengths(per_group if shared else per_completion, completion)
+    written = sum(len(str(row["completion"])) for row in rows) / max(1, sum(row["tokens"] for row in rows))
+    by_text = fmean(len(str(row["prompt"])) for row in rows) / max(written, 1e-3)
+    prompt = min((per_group, per_completion), key=lambda one: abs(one - by_text))
+    ends = sorted(float(row["tokens"]) for row in rows)
+    quantiles = tuple(ends[(2 * index + 1) * len(ends) // (2 * QUANTILES)] for index in range(QUANTILES))
+    return Lengths(prompt, completion, quantiles)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """The first completions of a run; none where the file is not there."""
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in islice(lines, _MOST_ROWS) if line.endswith("\n")]
+    return [row for row in rows if {"prompt", "completion", "tokens"} <= row.keys()]

@@ -1,0 +1,146 @@
+"""What a round is: how many completions of which lengths; and how much of a chip's figures is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+QUANTILES = 64  # points that a distribution of lengths is followed at
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The work of one round.
+
+    Attributes:
+        prompts, group: completions = prompts x group.
+        prompt_tokens, completion_tokens: on average.
+        longest: tokens at which a completion is cut off.
+        updates: optimizer steps, over all iterations.
+        iterations: how often each completion is trained on.
+        shares_prompts: a group's prompt is computed once in training too.
+        recorded: ascending quantiles of recorded lengths, where there are any.
+    """
+
+    prompts: int
+    group: int
+    prompt_tokens: float
+    completion_tokens: float
+    longest: int
+    updates: int = 1
+    iterations: int = 1
+    shares_prompts: bool = False
+    recorded: tuple[float, ...] = ()
+
+    @property
+    def completions(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def generated_tokens(self) -> float:
+        return self.completions * self.completion_tokens
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Ascending quantiles of the lengths of completions: the recorded ones, stretched to the mean, or assumed."""
+        if not self.recorded:
+            return lengths(self.completion_tokens, self.longest)
+        stretch = self.completion_tokens * len(self.recorded) / sum(self.recorded)
+        return tuple(min(self.longest, one * stretch) for one in self.recorded)
+
+    @property
+    def trained_tokens(self) -> float:
+        """Tokens of one forward pass over all completions, with their prompts."""
+        return self.generated_tokens + self.prompt_tokens * (self.prompts if self.shares_prompts else self.completions)
+
+
+def lengths(mean: float, longest: float, points: int = QUANTILES) -> tuple[float, ...]:
+    """Ascending quantiles of an exponential distribution that is cut off at `longest` and has this mean.
+
+    P(length > x) = exp(-rate x) up to the cut: completions end with the same probability at each token. A mean of more
+    than half the longest comes of completions most of which are cut off.
+    """
+    rate = _rate(mean, longest)
+    found = []
+    for index in range(points):
+        share = (index + 0.5) / points
+        found.append(longest if rate * longest < 1e-9 else min(longest, -math.log(1.0 - share) / rate))
+    scale = mean * points / sum(found)
+    return tuple(min(longest, one * scale) for one in found)
+
+
+def _rate(mean: float, longest: float) -> float:
+    """Of (1 - exp(-rate longest)) / rate = mean, by bisection."""
+    if mean >= longest * (1 - 1e-6):
+        return 0.0
+    low, high = 0.0, 1.0 / mean
+    for _ in range(60):
+        rate = (low + high) / 2
+        if (1.0 - math.exp(-rate * longest)) / rate > mean:
+            low = rate
+        else:
+            high = rate
+    return high
+
+
+def alive(quantiles: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """(tokens, share of completions that are still running) for each stretch between two ends."""
+    found, before, count = list[tuple[float, float]](), 0.0, len(quantiles)
+    for index, end in enumerate(quantiles):
+        if end > before:
+            found.append((end - before, (count - index) / count))
+            before = end
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """How much of a chip's figures is reached, and what else a phase takes. All of these are assumptions, unless they
+    are calibrated (`measured.py`).
+
+    Attributes:
+        train: share of FLOP/s in forward and backward passes of training.
+        forward: the same in passes without gradients: prefill, log-probs.
+        decode: the same in a decoding step whose batch is so large that arithmetic is the limit.
+        sparse: share of these three that layers with experts reach: small matrices, and tokens sent to and fro.
+        memory: share of the memory's bandwidth in decoding.
+        layer_seconds: of a decoding step, per layer: starting kernels, and what does not grow with the batch.
+        link_seconds: of one exchange between the devices of a tensor-parallel layer.
+        network: share of the links' figures.
+        exposed: share of the exchanges of training that computing does not hide.
+        gather_seconds: latency of an exchange of ZeRO-3, of which there are three per layer and micro-batch.
+        shm, http: bytes/s of a push: through shared memory; compared, hashed and sent by HTTP.
+        load: bytes/s of a push into an engine, per device.
+        changed: share of the weights' bytes that a push of changes sends.
+        reward_seconds: per completion.
+        step_seconds: of each optimizer step in addition.
+        generate_factor, train_factor, push_factor: measured seconds over these formulas'; 1 if nothing was measured.
+    """
+
+    train: float = 0.35
+    forward: float = 0.45
+    decode: float = 0.5
+    sparse: float = 0.35
+    memory: float = 0.6
+    layer_seconds: float = 1e-4
+    link_seconds: float = 2e-5
+    network: float = 0.7
+    exposed: float = 0.3
+    gather_seconds: float = 1e-4
+    shm: float = 2.4e9
+    http: float = 0.8e9
+    load: float = 10e9
+    changed: float = 0.006
+    reward_seconds: float = 0.0
+    step_seconds: float = 0.0
+    generate_factor: float = 1.0
+    train_factor: float = 1.0
+    push_factor: float = 1.0
+
+
+GPU = Efficiency()
+CPU = Efficiency(
+    train=0.45, forward=0.5, decode=0.4, memory=0.6, layer_seconds=4e-4, network=0.5, load=1.4e9, step_seconds=0.05
+)
+"""Assumed for one process on some cores (docs/performance.md has what was measured: 0.54 of the arithmetic)."""
