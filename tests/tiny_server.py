@@ -61,10 +61,16 @@ class TinyEngine:
         return await asyncio.to_thread(work)
 
     async def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         one = await self.generate(prompt, sampling, seed)
-        text = self.tokenizer.decode(one.token_ids, skip_special_tokens=True)
+        shown = one.token_ids[: -1 if one.finish_reason == "stop" else None]
+        text = self.tokenizer.decode(shown, skip_special_tokens=not special_tokens)
         yield Piece(one.token_ids, text, finish_reason=one.finish_reason)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

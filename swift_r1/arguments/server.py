@@ -39,6 +39,10 @@ class ServerArguments:
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
     max_pending_requests: int = flag(4096, "completions running or waiting; beyond that: 503", at_least=1)
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
+    tool_call_parser: str | None = flag(
+        None,
+        "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
+    )
     update_policy: str = flag(
         "wait",
         "what a weight update does with running generations: wait for them, abort them (503), keep them running",

@@ -138,6 +138,16 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generati
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
 
 
+def tool_template(tokenizer: Any) -> str:
+    """The text of the chat template that renders tools: where there are several by name, that of tool_use."""
+    own = getattr(tokenizer, "chat_template", None) or ""
+    return own if isinstance(own, str) else str(own.get("tool_use") or own.get("default") or "")
+
+
+def renders_tools(tokenizer: Any) -> bool:
+    return re.search(r"\btools\b", tool_template(tokenizer)) is not None
+
+
 def opening_of(render: Renderer) -> str:
     r"""The reasoning tags with which the template begins the model's turn: `<think>\n` of QwQ and R1-Distill, an empty
     block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model says."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swift_r1.inference.engines.base import Piece, TokenLogprob
+from swift_r1.tool_use.parsing import Parsed, with_arguments
 from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, Seed, Text, TokenId
 
 Stop = Annotated[str, Field(min_length=1)]
@@ -24,14 +25,80 @@ class TextPart(OpenAIModel):
     text: Text
 
 
+class CalledFunction(OpenAIModel):
+    name: Text
+    arguments: Text
+
+
+class MessageToolCall(OpenAIModel):
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # of a stream's pieces, which some clients send back
+
+
 class ChatMessage(OpenAIModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | tuple[TextPart, ...]
+    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | tuple[TextPart, ...] | None = None
     name: Text | None = None
+    tool_calls: tuple[MessageToolCall, ...] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: None = None
+    annotations: tuple[()] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} has no tool_calls")
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+            raise ValueError(f"the message of the {self.role} has no content")
+        return self
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read of it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [one.model_dump(exclude={"index"}) for one in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+
+class FunctionTool(OpenAIModel):
+    name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # accepted and ignored: a model that may choose is not held to the schema
+
+
+class RequestTool(OpenAIModel):
+    type: Literal["function"]
+    function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        """As it was sent, without what only servers read."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) | {"type": self.type}
+
+
+class NamedFunction(OpenAIModel):
+    name: Text
+
+
+class NamedChoice(OpenAIModel):
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class StreamOptions(OpenAIModel):
@@ -57,7 +124,9 @@ class Generation(OpenAIModel):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def request(self, prompt: tuple[int, ...], max_tokens: int, turn_end: int | None = None) -> RolloutRequest:
+    def request(
+        self, prompt: tuple[int, ...], max_tokens: int, turn_end: int | None = None, structural_tag: str | None = None
+    ) -> RolloutRequest:
         """The same request in our words; `turn_end` is one more token that ends a completion."""
         sampling = SamplingParams(
             max_tokens=max_tokens,
@@ -66,6 +135,7 @@ class Generation(OpenAIModel):
             top_k=self.top_k,
             stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
             stop_token_ids=self.stop_token_ids if turn_end is None else (*self.stop_token_ids, turn_end),
+            structural_tag=structural_tag,
         )
         return RolloutRequest(request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling)
 
@@ -78,6 +148,41 @@ class ChatRequest(Generation):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: tuple[RequestTool, ...] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _choice_has_a_tool(self) -> ChatRequest:
+        names = [one.function.name for one in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools")
+        return self
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        return with_arguments([one.for_template() for one in self.messages])
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]]:
+        return [one.for_template() for one in self.tools or ()]
+
+    @property
+    def finds_calls(self) -> bool:
+        """Whether calls are looked for in the answer. With `none` the model still sees the tools, as its prompt stays
+        the same, but what it writes is text."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forces_call(self) -> Any:
+        """`required`, or the function that must be called, as JSON; None where the model is free."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return self.tool_choice.model_dump()
+        return "required" if self.tool_choice == "required" else None
 
 
 class CompletionRequest(Generation):
@@ -124,22 +229,37 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     )
 
 
-def chat_choice(index: int, choice: Piece, logprobs: bool) -> dict[str, Any]:
+def chat_choice(index: int, choice: Piece, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+    """`parsed` where calls were looked for in it."""
+    content = choice.text if parsed is None else parsed.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if parsed is not None and parsed.calls:
+        message["tool_calls"] = [one.as_message() for one in parsed.calls]
     return {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "message": message if parsed is None or parsed.calls else message | {"content": content or ""},
         "logprobs": _chat_logprobs(choice.logprobs) if logprobs else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": _finish(choice, parsed),
     }
 
 
-def chat_delta(index: int, piece: Piece, first: bool, logprobs: bool) -> dict[str, Any]:
+def chat_delta(index: int, piece: Piece, first: bool, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+    """`parsed` where calls are looked for: what the piece adds to the text, and at the end the calls."""
+    delta: dict[str, Any] = {"role": "assistant"} if first else {}
+    if parsed is None or parsed.content or first:
+        delta["content"] = piece.text if parsed is None else parsed.content or ""
+    if parsed is not None and parsed.calls:
+        delta["tool_calls"] = [{"index": place} | one.as_message() for place, one in enumerate(parsed.calls)]
     return {
         "index": index,
-        "delta": ({"role": "assistant"} if first else {}) | {"content": piece.text},
+        "delta": delta,
         "logprobs": _chat_logprobs(piece.logprobs) if logprobs and piece.logprobs else None,
-        "finish_reason": piece.finish_reason,
+        "finish_reason": _finish(piece, parsed),
     }
+
+
+def _finish(piece: Piece, parsed: Parsed | None) -> str | None:
+    return "tool_calls" if piece.finish_reason == "stop" and parsed and parsed.calls else piece.finish_reason
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

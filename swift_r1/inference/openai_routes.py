@@ -20,6 +20,8 @@ from swift_r1.inference.admission import check_request
 from swift_r1.inference.engines.base import Piece
 from swift_r1.inference.openai_messages import ChatRequest, CompletionRequest
 from swift_r1.inference.service import Lifecycle, RolloutService
+from swift_r1.inference.tool_calls import CallReader
+from swift_r1.tool_use.parsing import ToolCallParser
 from swift_r1.wire.protocol import EngineDead, HTTPError, RolloutRequest
 
 _SEEDS = 2**63
@@ -51,20 +53,29 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
         prompts, longest = service.engine.prompts, service.engine.info.max_model_len
         if body.top_logprobs is not None and not body.logprobs:
             raise HTTPError(400, "top_logprobs needs logprobs to be true")
-        prompt = prompts.render([{"role": one.role, "content": one.text} for one in body.messages])
+        tools = body.template_tools
+        prompt = prompts.render(body.template_messages, tools)
+        calls = tag = None
+        if body.finds_calls:
+            parser = await service.tool_calls.parser()
+            calls = CallReader(parser, tools, prompt, body.parallel_tool_calls is not False)
+            tag = _forced(parser, tools, body.forces_call)
         if len(prompt) >= longest:
             raise HTTPError(400, f"the messages are {len(prompt)} tokens, the model takes {longest}")
         wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        pieces = Pieces(service, [body.request(prompt, wanted, prompts.turn_end)], body.seed, top)
+        asked = body.request(prompt, wanted, prompts.turn_end, tag)
+        pieces = Pieces(service, [asked], body.seed, top, special_tokens=calls is not None)
 
         def delta(number: int, piece: Piece, first: bool, _offset: int) -> dict[str, Any]:
-            return messages.chat_delta(number, piece, first, body.logprobs)
+            parsed = calls.piece(number, piece) if calls else None
+            return messages.chat_delta(number, piece, first, body.logprobs, parsed)
 
         if body.stream:
             return await _streamed(pieces, "chatcmpl", "chat.completion.chunk", delta, body.wants_usage)
         choices = await unless_gone(request, pieces.collected())
-        shown = [messages.chat_choice(i, one, body.logprobs) for i, one in enumerate(choices)]
+        parsed = [calls.whole(one) if calls else None for one in choices]
+        shown = [messages.chat_choice(i, one, body.logprobs, parsed[i]) for i, one in enumerate(choices)]
         return _whole(pieces, "chatcmpl", "chat.completion", shown, choices)
 
     @app.post("/v1/completions")
@@ -84,9 +95,18 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
         return _whole(pieces, "cmpl", "text_completion", shown, choices)
 
 
+def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any) -> str | None:
+    if choice is None:
+        return None
+    if (tag := parser.forced(tools, choice)) is None:
+        raise HTTPError(400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto")
+    return tag
+
+
 class Pieces:
     """The pieces of all completions of some requests, in the order in which they come; with `top_logprobs` (0 or more)
-    each token's log-prob, and the likeliest ones. They wait in memory: no slow reader holds up the engine.
+    each token's log-prob, and the likeliest ones. They wait in memory: no slow reader holds up the engine. The text has
+    special tokens where these are asked for.
 
     Attributes:
         version: of the weights that write the first token, set by `start`.
@@ -97,11 +117,17 @@ class Pieces:
     """
 
     def __init__(
-        self, service: RolloutService, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None
+        self,
+        service: RolloutService,
+        requests: Sequence[RolloutRequest],
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> None:
         for one in requests:
             check_request(one, service.engine.info, service.max_n)
         self.service, self._seed, self._top_logprobs = service, seed, top_logprobs
+        self._special_tokens = special_tokens
         self._completions = [(one, index) for one in requests for index in range(one.n)]
         self._queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -152,7 +178,9 @@ class Pieces:
     async def _one(self, number: int) -> None:
         request, index = self._completions[number]
         seed = None if self._seed is None else (self._seed + index) % _SEEDS
-        stream = self.service.engine.stream(request.prompt_token_ids, request.sampling, seed, self._top_logprobs)
+        stream = self.service.engine.stream(
+            request.prompt_token_ids, request.sampling, seed, self._top_logprobs, self._special_tokens
+        )
         async for piece in stream:
             self._queue.put_nowait((number, piece))
 

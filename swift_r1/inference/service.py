@@ -18,6 +18,7 @@ from swift_r1.inference.admission import all_results, check_request, check_token
 from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas, Scored
 from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.inference.metrics import ServerMetrics
+from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.weights.expected import Shapes
 from swift_r1.wire import protocol as wire
@@ -41,6 +42,7 @@ class RolloutService:
     ) -> None:
         self.config, self.engine, self.metrics = config, engine, metrics
         self.cache = IdempotencyCache()
+        self.tool_calls = ToolCalls(config.tool_call_parser, engine.prompts.tokenizer)
         self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
         self.machine, self.admission = self.updates.machine, self.updates.admission
         self.max_n = min(_MAX_N, config.max_pending_requests)
@@ -205,6 +207,7 @@ class Lifecycle:
         logger.info(
             "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
         )
+        logger.info("%s", self.service.tool_calls.said())
         leases = asyncio.create_task(self.service.updates.watch_leases())
         try:
             while not engine.dead:

@@ -66,6 +66,7 @@ class SamplingParams(Wire):
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # of the likeliest token's probability
     repetition_penalty: float = Field(default=1.0, gt=0.0)  # of tokens that the prompt or the completion has
     structured_outputs_regex: Text | None = None  # completions match it as a whole; not in every engine
+    structural_tag: Text | None = None  # xgrammar's (JSON), which completions follow; not in every engine
     stop: tuple[Text, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False

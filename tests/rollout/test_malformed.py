@@ -31,6 +31,7 @@ class QuickEngine:
 
     dead = False
     scores_alone = False
+    tokenizer = None
     turn_end = None
 
     def __init__(self) -> None:
@@ -46,13 +47,18 @@ class QuickEngine:
         return Generated((1,), (-0.5,), "length")
 
     async def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         self._check(prompt, sampling)
         await asyncio.sleep(0)
         yield Piece((1,), "a", (TokenLogprob("a", -0.5),) if top_logprobs is not None else (), "length")
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> tuple[int, ...]:
         return self.encode("".join(one["role"] + one["content"] for one in messages))
 
     def encode(self, text: str) -> tuple[int, ...]:

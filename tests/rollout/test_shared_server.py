@@ -33,6 +33,7 @@ class EndlessEngine:
 
     dead = False
     scores_alone = False
+    tokenizer = None
     turn_end = None
 
     def __init__(self) -> None:
@@ -48,7 +49,12 @@ class EndlessEngine:
         return Generated((1,), (-0.5,), "length")
 
     async def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         self.streams += 1
         try:
@@ -69,7 +75,7 @@ class EndlessEngine:
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.loads += 1
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> tuple[int, ...]:
         return (1, 2)
 
     def encode(self, text: str) -> tuple[int, ...]:

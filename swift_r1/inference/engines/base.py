@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from swift_r1.data.prompt_templates import rendered, turn_end
+from swift_r1.data.prompt_templates import rendered, renders_tools, turn_end
 from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HTTPError, SamplingParams, StreamedTensor
 
 
@@ -63,7 +63,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a completion has grown by: token ids, and text without special tokens (which may lag behind them)."""
+    """What a completion has grown by: token ids, and text (which may lag behind them)."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -76,23 +76,28 @@ class PromptTokenizer:
     """Token ids of OpenAI's prompts, by the engine's Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
-        is no template, or it refuses the messages."""
+        is no template, it refuses the messages, or it has no place for tools."""
         from jinja2 import TemplateError
 
-        if not self._tokenizer.chat_template:
+        if not self.tokenizer.chat_template:
             raise HTTPError(400, "this model has no chat template: use /v1/completions")
+        if tools and not renders_tools(self.tokenizer):
+            raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
+        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
-            return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+            return tuple(
+                self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **given)
+            )
         except TemplateError as error:
             raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Raises HTTPError (400) for a text without tokens."""
-        tokens = tuple(self._tokenizer.encode(text))
+        tokens = tuple(self.tokenizer.encode(text))
         if not tokens:
             raise HTTPError(400, "the prompt has no tokens")
         return tokens
@@ -100,7 +105,7 @@ class PromptTokenizer:
     @cached_property
     def turn_end(self) -> int | None:
         """The token that ends an answer in the model's template, where there is one."""
-        return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
+        return turn_end(partial(rendered, self.tokenizer), self.tokenizer)
 
 
 _NO_NCCL = "this engine takes no weights over NCCL"
@@ -121,9 +126,15 @@ class InferenceEngine(Protocol):
         """Samples one completion; cancelling the call stops the engine's work on it."""
 
     def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
-        """Samples one completion, piece by piece; the last one has the finish reason. None: without log-probs."""
+        """Samples one completion, piece by piece; the last one has the finish reason. `top_logprobs` None: without
+        log-probs. With `special_tokens` the text has these too, except one that ends it."""
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
@@ -189,10 +200,15 @@ class Replicas(InferenceEngine):
             return await engine.generate(prompt, sampling, seed)
 
     async def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
         with self._least_loaded() as engine:
-            async for piece in engine.stream(prompt, sampling, seed, top_logprobs):
+            async for piece in engine.stream(prompt, sampling, seed, top_logprobs, special_tokens):
                 yield piece
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

@@ -76,7 +76,7 @@ class TransformersEngine:
         for number, request in enumerate(requests):
             if request.seeds is None or len(request.seeds) != request.n:
                 raise ValueError(f"request {request.request_id}: one seed per completion is needed")
-            if request.sampling.structured_outputs_regex is not None:
+            if request.sampling.structured_outputs_regex or request.sampling.structural_tag:
                 raise ValueError(f"request {request.request_id}: this engine follows no pattern, vLLM does")
             groups.append([_Row(number, seed) for seed in request.seeds])
         outputs: dict[int, RolloutOutput] = {}

@@ -83,9 +83,21 @@ class VllmEngine:
         return Generated(tokens, _logprobs(tokens, output.logprobs), reason, versions or _versions(output))
 
     async def stream(
-        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int | None,
+        top_logprobs: int | None,
+        special_tokens: bool = False,
     ) -> AsyncIterator[Piece]:
-        params = _sampling(sampling, seed, logprobs=top_logprobs, detokenize=True, output_kind=RequestOutputKind.DELTA)
+        params = _sampling(
+            sampling,
+            seed,
+            logprobs=top_logprobs,
+            detokenize=True,
+            skip_special_tokens=not special_tokens,
+            output_kind=RequestOutputKind.DELTA,
+        )
         async for output in self._outputs(prompt, params):
             one = output.outputs[0]
             tokens = tuple(one.token_ids)
@@ -263,7 +275,8 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
-    pattern = sampling.structured_outputs_regex
+    pattern, tag = sampling.structured_outputs_regex, sampling.structural_tag
+    structure = StructuredOutputsParams(regex=pattern, structural_tag=tag) if pattern or tag else None
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -271,7 +284,7 @@ def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSa
         "top_k": max(sampling.top_k, 0),
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        "structured_outputs": pattern and StructuredOutputsParams(regex=pattern),
+        "structured_outputs": structure,
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,

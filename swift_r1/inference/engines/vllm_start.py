@@ -13,6 +13,7 @@ from swift_r1.arguments.engine import passed_to_vllm
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError, one_line
 from swift_r1.inference.engines.base import InferenceEngine, Replicas
+from swift_r1.tool_use.parsing import ToolCallParser
 from swift_r1.weights.transport import seconds_for
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
         raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+    if config.tool_call_parser is not None:
+        from transformers import AutoTokenizer
+
+        # Before the engine loads for minutes.
+        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model))
     for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
         if arguments[name] != value:
             logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)

@@ -1,0 +1,1 @@
+"""Tools that a model calls: the registry, their processes, and the calls in the model's text."""
