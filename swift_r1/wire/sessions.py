@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, Seed, Wire
+from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Seed, Wire
 
 SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 SESSION_KEY = "swift-session-"  # keys of sessions begin with it
@@ -72,6 +72,8 @@ class RecordedCall(Wire):
     finish_reason: FinishReason
     weight_versions: tuple[tuple[int, int], ...]  # (first token of the completion, version)
     seed: int | None
+    sampling: SamplingParams  # what was generated with; stop tokens of the template are among them
+    constrained: bool  # a tool call was forced: tokens were drawn from a part of the model's distribution
     seconds: float
 
 

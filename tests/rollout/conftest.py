@@ -99,7 +99,7 @@ def serve_engine() -> Iterator[Callable[..., str]]:
 
     def serve(engine: Any, expected: Any, **config: Any) -> str:
         lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
-        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, config.get("api_key")), port=0, log_level="error"))
         listening = threading.Event()
 
         async def run() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.inference.engines.base import Piece, TokenLogprob
-from swift_r1.inference.sessions.gateway import Gateway, Reader
+from swift_r1.inference.pieces import collected
+from swift_r1.inference.sessions.calls import Asked, Call
+from swift_r1.inference.sessions.gateway import Attempt, Gateway, Reader, Work
 from swift_r1.inference.sessions.history import text_of
-from swift_r1.inference.sessions.session import Asked, Call, SessionState
+from swift_r1.inference.sessions.session import SessionState
 from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from swift_r1.wire.sessions import SessionLimits, SessionRequest, SessionSampling
@@ -24,7 +26,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 class Letters:
     """Template `[role|text$]`."""
 
-    ends = frozenset({ord(END)})
+    special = frozenset({ord(END)})
 
     def render(self, messages: Any, tools: Any) -> tuple[int, ...]:
         return self.encode("".join(str(tool) for tool in tools) + self._text(messages, True))
@@ -35,6 +37,8 @@ class Letters:
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
+
+    encode_more = encode
 
     def texts(self, token_ids: Any) -> list[str]:
         return list(map(chr, token_ids))
@@ -76,6 +80,7 @@ def call(
 ) -> Call:
     """A call that the model answers with `says` and its end token."""
     done, _ = state.begin(Asked(messages, tools), Letters())
+    done.sampling = SamplingParams(max_tokens=50)
     ids = [*map(ord, says), ord(END)]
     state.finish(done, ids, [-0.5] * len(ids), [(0, 3)], "stop", says, model(says) | (more or {}))
     return done
@@ -160,6 +165,7 @@ def test_plain_completions_continue_in_tokens() -> None:
     for prompt, says, kind in (("ab", "cd", "new"), ("abcd$ef", "gh", "extends"), ("abcd more", "x", "edited")):
         done, ids = state.begin(Asked(prompt=prompt), Letters())
         assert (shown(ids), done.kind) == (prompt, kind)
+        done.sampling = SamplingParams(max_tokens=50)
         ended = [*map(ord, says), ord(END)]
         state.finish(done, ended, [-1.0] * len(ended), [(0, 0)], "stop", says, None)
     assert [shown(one.token_ids) for one in state.record().sequences] == ["cd$efgh$", "x$"]
@@ -177,15 +183,15 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
 
 def test_a_retry_gets_the_same_answer_unless_its_call_failed() -> None:
     state = opened()
-    content = state.content_of(Asked((A,)))
-    assert state.retry_of(content) is None
+    content = Asked((A,)).content()
+    assert state.retry_of(content, True) is None
     done = call(state, A)
-    assert state.retry_of(content) is done and state.retried == 1
+    assert state.retry_of(content, True) is done and state.retried == 1
     failed, _ = state.begin(Asked((A,)), Letters())
     state.fail(failed)
-    assert state.retry_of(content) is None  # the second call, which has no answer
+    assert state.retry_of(content, True) is None  # the second call, which has no answer
     call(state, A, Y, B)
-    assert state.retry_of(content) is None  # its answer arrived: it was continued
+    assert state.retry_of(content, True) is None  # its answer arrived: it was continued
 
 
 def test_limits() -> None:
@@ -227,7 +233,7 @@ def test_the_store_is_bounded_and_forgets() -> None:
 class Spoken:
     """A completion, token by token as `go` lets it."""
 
-    version = 5
+    name, version, prompt_tokens = "-", 5, 0
 
     def __init__(self, text: str) -> None:
         self.text, self.go, self.began, self.closed = text, asyncio.Event(), asyncio.Event(), False
@@ -246,19 +252,23 @@ class Spoken:
             self.closed = True
 
 
-def asking(gateway: Gateway, state: SessionState, spoken: Spoken, seen: list[RolloutRequest], **more: Any) -> Reader:
-    def make(prompt: tuple[int, ...]) -> RolloutRequest:
+def asking(
+    gateway: Gateway,
+    state: SessionState,
+    spoken: Spoken,
+    seen: list[RolloutRequest],
+    retried: bool = False,
+    **given: Any,
+) -> Reader:
+    def request(prompt: tuple[int, ...]) -> RolloutRequest:
         return RolloutRequest(request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50))
 
-    def generate(request: RolloutRequest, _seed: int | None) -> Spoken:
-        seen.append(request)
+    def generate(one: RolloutRequest, _seed: int | None) -> Spoken:
+        seen.append(one)
         return spoken
 
-    given = {"given": {}, "retried": False} | more
-    asked = Asked((A,))
-    return gateway.ask(
-        state, asked, wording=Letters(), make=make, generate=generate, answer=lambda one, _: model(one.text), **given
-    )
+    work = Work(request, generate, lambda one, _: model(one.text))
+    return gateway.ask(state, Asked((A,)), given, {}, Attempt(retried), Letters(), work)
 
 
 def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
@@ -268,13 +278,13 @@ def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
         sampling = SessionSampling(temperature=1.0, max_tokens=20)
         state = gateway.store.open(SessionRequest(sampling=sampling, limits=SessionLimits(tokens=9)))
         spoken, seen = Spoken("word"), list[RolloutRequest]()
-        first = asking(gateway, state, spoken, seen, given={"temperature": 0.2})
-        reading = asyncio.create_task(first.collected())
+        first = asking(gateway, state, spoken, seen, temperature=0.2)
+        reading = asyncio.create_task(collected(first))
         second = asking(gateway, state, Spoken("other"), seen, retried=True)
         spoken.go.set()
-        [one], [two] = await reading, await second.collected()
+        [one], [two] = await reading, await collected(second)
         assert one == two and one.text == "word" and first.name == second.name
-        [again] = await asking(gateway, state, Spoken("other"), seen, retried=True).collected()
+        [again] = await collected(asking(gateway, state, Spoken("other"), seen, retried=True))
         assert (again.token_ids, again.logprobs, again.finish_reason) == (one.token_ids, one.logprobs, "length")
         assert kinds == ["retried", "new", "retried"] and len(seen) == 1
         assert (seen[0].sampling.max_tokens, seen[0].sampling.temperature) == (9, 1.0)
@@ -290,7 +300,7 @@ def test_what_runs_ends_with_its_last_client_with_its_session_and_with_its_time(
         gateway = Gateway(SessionStore(9, 1 << 20, 60))
         state = gateway.store.open(SessionRequest(id="a"))
         spoken = Spoken("word")
-        reading = asyncio.create_task(asking(gateway, state, spoken, []).collected())
+        reading = asyncio.create_task(collected(asking(gateway, state, spoken, [])))
         await spoken.began.wait()
         reading.cancel()
         await asyncio.wait([reading])
@@ -298,14 +308,14 @@ def test_what_runs_ends_with_its_last_client_with_its_session_and_with_its_time(
             await asyncio.sleep(0)
         assert (state.running, state.failed) == ([], 1)
         spoken = Spoken("word")
-        reading = asyncio.create_task(asking(gateway, state, spoken, []).collected())
+        reading = asyncio.create_task(collected(asking(gateway, state, spoken, [])))
         await spoken.began.wait()
         gateway.delete("a")
         with pytest.raises(HTTPError, match="was deleted"):
             await reading
         short = gateway.store.open(SessionRequest(limits=SessionLimits(seconds=0.1)))
         with pytest.raises(HTTPError, match="the session's time is over"):
-            await asking(gateway, short, Spoken("word"), []).collected()
+            await collected(asking(gateway, short, Spoken("word"), []))
         assert short.failed == 1 and not short.calls
 
     asyncio.run(asyncio.wait_for(scene(), 20))

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from swift_r1.inference.engines.base import Piece, TokenLogprob
-from swift_r1.inference.openai_messages import joined
+from swift_r1.inference.pieces import Pieces, joined
+from swift_r1.inference.sessions.calls import Asked, Call, Wording
 from swift_r1.inference.sessions.history import Message
-from swift_r1.inference.sessions.session import Asked, Call, SessionState, Wording
+from swift_r1.inference.sessions.session import SessionState
 from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.wire import sessions as wire
 from swift_r1.wire.protocol import HTTPError, RolloutRequest
 
 
-class Pieces(Protocol):
-    """One completion on its way; `version` is that of the weights that write its first token."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How a call is answered.
 
-    version: int
+    Attributes:
+        request: for a prompt; raises HTTPError where the model cannot take it.
+        generate: starts it with a seed, where there is one.
+        answer: the message that the client gets for a completion, given the prompt too; None for a plain completion.
+    """
 
-    async def start(self) -> None: ...
+    request: Callable[[tuple[int, ...]], RolloutRequest]
+    generate: Callable[[RolloutRequest, int | None], Pieces]
+    answer: Callable[[Piece, tuple[int, ...]], Message | None]
 
-    def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]: ...
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known."""
 
-Make = Callable[[tuple[int, ...]], RolloutRequest]
-"""A request for a prompt; raises HTTPError where the model cannot take it."""
+    retried: bool = False
+    key: str | None = None
 
 
 class Gateway:
@@ -53,35 +63,36 @@ class Gateway:
         state: SessionState,
         asked: Asked,
         given: Mapping[str, Any],
-        retried: bool,
+        fixed: Mapping[str, Any],
+        attempt: Attempt,
         wording: Wording,
-        make: Make,
-        generate: Callable[[RolloutRequest, int | None], Pieces],
-        answer: Callable[[Piece, tuple[int, ...]], Message | None],
+        work: Work,
     ) -> Reader:
         """The answer to a call, on its way.
 
         Args:
-            given: what the agent itself said about sampling.
-            retried: whether the client says that it tries a call again.
-            make: the request for a prompt.
-            generate: starts it, with the session's seed where it has one.
-            answer: the message that the client gets for a completion, given the prompt too.
+            given: what the agent itself said about seed, sampling and whatever else the session overrules.
+            fixed: what holds in any session.
 
         Raises:
-            HTTPError: 403 where the session's limits are reached, 503 where the records have no room.
+            HTTPError: 403 where the session's limits are reached, 503 where the records have no room, 400 for a key
+                that belongs to another call.
         """
-        content = state.content_of(asked)
-        if retried and (known := state.retry_of(content)) is not None:
+        content = asked.content()
+        if (known := state.retry_of(content, attempt.retried, attempt.key)) is not None:
             self._observe("retried")
             return Reader(known, self._running.get(known), wording)
-        call = None
+        own, call = state.request.sampling, None
         try:
             self.store.check_memory()
             tokens, seconds = state.left()
-            call, prompt = state.begin(asked, wording)
-            request = _within(make(tuple(prompt)), state.request.sampling, tokens)
-            source = generate(request, call.seed)
+            call, ids = state.begin(asked, wording, attempt.key)
+            prompt = tuple(ids)
+            request = _within(work.request(prompt), own, tokens)
+            if call.seed is None:
+                call.seed = given.get("seed")
+            call.sampling = request.sampling
+            source = work.generate(request, call.seed)
         except BaseException:
             if call is not None:
                 state.fail(call)
@@ -89,10 +100,13 @@ class Gateway:
                 state.refused(content)
             self._observe("failed")
             raise
-        for name, value in state.request.sampling.model_dump(exclude_none=True, exclude={"max_tokens"}).items():
+        settled = own.model_dump(exclude_none=True, exclude={"max_tokens"}) | dict(fixed)
+        if state.request.seed is not None:
+            settled["seed"] = call.seed
+        for name, value in settled.items():
             if given.get(name) not in (None, value):
                 state.overruled[name] += 1
-        call.completion_id = uuid.uuid4().hex
+        call.completion_id = source.name
 
         def record() -> None:
             whole = joined(running.pieces)
@@ -104,7 +118,7 @@ class Gateway:
                 whole.versions or ((0, source.version),),
                 whole.finish_reason,
                 whole.text,
-                answer(whole, tuple(prompt)),
+                work.answer(whole, prompt),
             )
 
         def over(error: BaseException | None) -> None:
@@ -143,6 +157,7 @@ class _Running:
         self._seconds = seconds
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._done)
 
     async def changed(self) -> None:
         await self._changed.wait()
@@ -153,7 +168,7 @@ class _Running:
             self.stop(HTTPError(499, "the client hung up"))
 
     def stop(self, error: HTTPError) -> None:
-        self.error = self.error or error
+        self.error = self.error or error  # which the readers raise
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -186,6 +201,10 @@ class _Running:
         self.ended, self.error = True, error
         self._over(error)
         self._tell()
+
+    def _done(self, _task: asyncio.Task[None]) -> None:
+        if not self.ended:  # stopped before its first step
+            self._end(self.error or HTTPError(503, "the generation was stopped", 1))
 
     def _tell(self) -> None:
         self._changed.set()
@@ -224,10 +243,6 @@ class Reader:
         except BaseException:
             self._leave()
             raise
-
-    async def collected(self) -> list[Piece]:
-        await self.start()
-        return [joined([piece async for _, piece in self])]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         running = self._running

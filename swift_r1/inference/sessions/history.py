@@ -58,7 +58,8 @@ def _key(message: Message, ids: dict[str, int]) -> bytes:
             calls.append([call["function"]["name"], _arguments(call["function"]["arguments"])])
     answers = message.get("tool_call_id")
     number = None if answers is None else ids.setdefault(answers, len(ids))
-    return digest(canonical([role, text, calls, number, message.get("name") if role != "tool" else None]))
+    more = [message.get("name") if role != "tool" else None, message.get("reasoning_content") or None]
+    return digest(canonical([role, text, calls, number, *more]))
 
 
 def _arguments(text: Any) -> Any:
