@@ -135,6 +135,7 @@ async def _chat(
     tools, longest, prompts = body.template_tools, model.max_model_len, model.prompts
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
+    prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
     top = (body.top_logprobs or 0) if body.logprobs or recorded else None
@@ -149,7 +150,6 @@ async def _chat(
         return model.pieces([one], seed, top, parser is not None)
 
     if recorded is None:
-        prompt = prompts.render(body.template_messages, tools)
         return await _answered(
             request, body, model, generate(asked(prompt), body.seed), ChatShown(body, prompt, parser)
         )

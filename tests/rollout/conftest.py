@@ -14,6 +14,7 @@ import uvicorn
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
+from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.models.loading import load_model
@@ -98,6 +99,8 @@ def serve_engine() -> Iterator[Callable[..., str]]:
     stops: list[Callable[[], None]] = []
 
     def serve(engine: Any, expected: Any, **config: Any) -> str:
+        if not hasattr(engine, "prompts"):
+            engine.prompts = PromptTokenizer(None)  # of an engine that is asked for no text
         lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
         server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, config.get("api_key")), port=0, log_level="error"))
         listening = threading.Event()
