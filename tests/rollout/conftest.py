@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import uvicorn
+from transformers import AutoTokenizer
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
@@ -27,6 +28,7 @@ from swift_r1.weights.buckets import Tensors, parts_of
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import UpdateStatus
+from tests import tool_templates as templates
 
 WAIT_S = 60
 
@@ -91,6 +93,13 @@ def client(server_url: str) -> Iterator[RolloutClient]:
     with RolloutClient(server_url) as client:
         client.wait_until_ready(60)
         yield client
+
+
+@pytest.fixture
+def tool_tokenizer(tiny_model: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = templates.HERMES
+    return tokenizer
 
 
 @pytest.fixture

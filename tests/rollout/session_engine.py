@@ -1,4 +1,5 @@
-"""Engines that keep a log of what they were asked and what they gave, for tests of sessions."""
+"""For tests of sessions: engines with a log of what they were asked and gave, a session with a client, and what both
+must agree on."""
 
 from __future__ import annotations
 
@@ -8,9 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
+
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
 from swift_r1.wire.protocol import SamplingParams
+from swift_r1.wire.sessions import RecordedSequence, SessionRecord
 from tests.tiny_server import TinyEngine
+
+USER = {"role": "user", "content": "1 + 2?"}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
 @dataclass
@@ -93,3 +109,58 @@ class LoggedTinyEngine(TinyEngine):
         entry = Entry(tuple(prompt), sampling, seed, one.token_ids, one.logprobs, one.versions, one.finish_reason)
         self.log.append(entry)
         return one
+
+
+class Opened:
+    """A session of the server at `url`, with OpenAI's client."""
+
+    def __init__(self, url: str, key: str | None = None, **asked: Any) -> None:
+        self.http = httpx.Client(base_url=url, trust_env=False, timeout=60)
+        if key is not None:
+            self.http.headers["Authorization"] = f"Bearer {key}"
+        answer = self.http.post("/v1/sessions", json=asked)
+        assert answer.status_code == 200, answer.text
+        self.id, self.base_url, self.api_key = (answer.json()[name] for name in ("id", "base_url", "api_key"))
+        assert self.base_url == f"{url}/v1/sessions/{self.id}/v1"
+        self.client = self.talk()
+
+    def talk(self, **more: Any) -> openai.OpenAI:
+        given = {"base_url": self.base_url, "api_key": self.api_key, "timeout": 60, "max_retries": 0}
+        return openai.OpenAI(**given | more)
+
+    def chat(self, *messages: Any, **asked: Any) -> Any:
+        return self.client.chat.completions.create(**{"model": "none", "messages": messages or [USER]} | asked)
+
+    def record(self) -> SessionRecord:
+        answer = self.http.get(f"/v1/sessions/{self.id}")
+        assert answer.status_code == 200, answer.text
+        return SessionRecord.model_validate_json(answer.content)
+
+
+def same_as_logged(record: SessionRecord, log: Sequence[Entry]) -> None:
+    """Each completion of the log is trained in one sequence exactly, behind the prompt that the engine was asked."""
+    found = [span for one in record.sequences for span in trained(one)]
+    expected = []
+    for entry in log:
+        spans = [*(entry.versions or ()), (len(entry.token_ids), -1)]
+        versions = [spans[i][1] for i in range(len(spans) - 1) for _ in range(spans[i][0], spans[i + 1][0])]
+        expected.append((entry.prompt, entry.token_ids, entry.logprobs, versions))
+    assert sorted(found) == sorted(expected)
+
+
+def trained(one: RecordedSequence) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], list[int]]]:
+    """Of each completion: its prompt, tokens, log-probs and versions."""
+    for own, logprob, version in zip(one.loss_mask, one.logprobs, one.versions, strict=True):
+        assert own or (logprob == 0 and version is None)
+    mask = (False, *one.loss_mask, False)
+    starts = [place for place in range(len(mask) - 1) if not mask[place] and mask[place + 1]]
+    ends = [place for place in range(len(mask) - 1) if mask[place] and not mask[place + 1]]
+    return [
+        (
+            (*one.prompt_token_ids, *one.token_ids[:start]),
+            one.token_ids[start:end],
+            one.logprobs[start:end],
+            [version for version in one.versions[start:end] if version is not None],
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,96 +12,34 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from transformers import AutoTokenizer
+import torch
 
 from swift_r1.weights.expected import expected_weights
-from swift_r1.wire.sessions import RecordedSequence, SessionRecord
-from tests import tool_templates as templates
+from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.protocol import RolloutRequest
+from swift_r1.wire.sessions import SessionRecord
 from tests.conftest import until
-from tests.rollout.session_engine import Entry, LoggedTinyEngine, ScriptedEngine
-
-USER = {"role": "user", "content": "1 + 2?"}
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
-    },
-}
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-
-
-@pytest.fixture
-def tokenizer(tiny_model: Path) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = templates.HERMES
-    return tokenizer
+from tests.rollout.conftest import push_weights
+from tests.rollout.session_engine import (
+    ADD,
+    CALL,
+    USER,
+    LoggedTinyEngine,
+    Opened,
+    ScriptedEngine,
+    same_as_logged,
+    trained,
+)
 
 
 @pytest.fixture
-def engine(tokenizer: Any) -> ScriptedEngine:
-    return ScriptedEngine(tokenizer)
+def engine(tool_tokenizer: Any) -> ScriptedEngine:
+    return ScriptedEngine(tool_tokenizer)
 
 
 @pytest.fixture
 def url(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> str:
     return serve_engine(engine, {})
-
-
-class Opened:
-    """A session of the server at `url`, with OpenAI's client."""
-
-    def __init__(self, url: str, key: str | None = None, **asked: Any) -> None:
-        self.http = httpx.Client(base_url=url, trust_env=False, timeout=60)
-        if key is not None:
-            self.http.headers["Authorization"] = f"Bearer {key}"
-        answer = self.http.post("/v1/sessions", json=asked)
-        assert answer.status_code == 200, answer.text
-        self.id, self.base_url, self.api_key = (answer.json()[name] for name in ("id", "base_url", "api_key"))
-        assert self.base_url == f"{url}/v1/sessions/{self.id}/v1"
-        self.client = self.talk()
-
-    def talk(self, **more: Any) -> openai.OpenAI:
-        given = {"base_url": self.base_url, "api_key": self.api_key, "timeout": 60, "max_retries": 0}
-        return openai.OpenAI(**given | more)
-
-    def chat(self, *messages: Any, **asked: Any) -> Any:
-        return self.client.chat.completions.create(**{"model": "none", "messages": messages or [USER]} | asked)
-
-    def record(self) -> SessionRecord:
-        answer = self.http.get(f"/v1/sessions/{self.id}")
-        assert answer.status_code == 200, answer.text
-        return SessionRecord.model_validate_json(answer.content)
-
-
-def same_as_logged(record: SessionRecord, log: Sequence[Entry]) -> None:
-    """Each completion of the log is trained in one sequence exactly, behind the prompt that the engine was asked."""
-    found: list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], list[int]]] = []
-    for one in record.sequences:
-        for start, end in trained_spans(one):
-            before = (*one.prompt_token_ids, *one.token_ids[:start])
-            versions = [version for version in one.versions[start:end] if version is not None]
-            found.append((before, one.token_ids[start:end], one.logprobs[start:end], versions))
-        masked = [place for place, own in enumerate(one.loss_mask) if not own]
-        assert all(one.logprobs[place] == 0 and one.versions[place] is None for place in masked)
-    expected = []
-    for entry in log:
-        spans = [*(entry.versions or ()), (len(entry.token_ids), -1)]
-        versions = [spans[i][1] for i in range(len(spans) - 1) for _ in range(spans[i][0], spans[i + 1][0])]
-        expected.append((entry.prompt, entry.token_ids, entry.logprobs, versions))
-    assert sorted(found) == sorted(expected)
-
-
-def trained_spans(one: RecordedSequence) -> Iterator[tuple[int, int]]:
-    mask = [*one.loss_mask, False]
-    start = None
-    for place, own in enumerate(mask):
-        if own and start is None:
-            start = place
-        if not own and start is not None:
-            yield start, place
-            start = None
 
 
 def test_an_agent_with_tools_is_one_sequence_of_the_engines_own_tokens(url: str, engine: ScriptedEngine) -> None:
@@ -460,3 +398,60 @@ def test_the_transformers_engine_token_by_token(tiny_model: Path, serve_engine: 
     assert tokens(one) == tokens(two)
     assert tokens(play(6)) != tokens(one)
     assert json.loads(one.model_dump_json())["sequences"]
+
+
+def test_weights_change_in_the_middle_of_a_session(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
+    """Each token has the version of the weights that wrote it; a call that the update stops is asked again."""
+    weights = {"w": torch.zeros(2)}
+    url = serve_engine(engine, {"w": (2,)}, client_grace=0.0)
+    session = Opened(url, seed=1)
+    with RolloutClient(url) as client:
+        client.wait_until_ready(60)
+        first = session.chat().choices[0].message
+        push_weights(client, 1, [list(weights.items())])
+        engine.endless = True
+        history = (USER, first, USER)
+        stream = session.chat(*history, max_tokens=3000, stream=True)
+        next(iter(stream))
+        push_weights(client, 2, [list(weights.items())])
+        with pytest.raises(openai.APIError, match="stopped it; ask again"):
+            list(stream)
+    session.chat(*history, max_tokens=3, extra_headers={"X-Stainless-Retry-Count": "1"})
+    record = session.record()
+    assert (record.failed, record.kinds) == (1, {"new": 1, "extends": 1})
+    same_as_logged(record, [engine.log[0], engine.log[2]])
+    assert [one.weight_versions for one in record.calls] == [((0, 0),), ((0, 2),)]
+
+
+@pytest.mark.long
+def test_vllm_token_by_token(rollout_server: Callable[..., str], tiny_model: Path) -> None:
+    """What a session records is what vLLM gives for the recorded prompts and seeds over /v1/rollouts."""
+    url = rollout_server(tiny_model, torch_dtype="float32")
+    with RolloutClient(url) as client:
+        client.wait_until_ready(60)
+        version = client.info().weight_version
+        session = Opened(url, seed=7, sampling={"temperature": 1.0})
+        history: list[Any] = [USER]
+        for turn in range(4):
+            asked = {"max_tokens": 40, "stop": ["e"] if turn == 2 else None, "temperature": 0.3}
+            if turn == 1:
+                message: Any = {"role": "assistant", "content": ""}
+                for chunk in session.chat(*history, **asked, stream=True):
+                    message["content"] += chunk.choices[0].delta.content or ""
+            else:
+                message = session.chat(*history, **asked).choices[0].message
+            history += [message, {"role": "user", "content": f"and {turn}?"}]
+        session.client.completions.create(model="none", prompt="ab", max_tokens=20)
+        record = session.record()
+        assert record.kinds == {"new": 2, "extends": 3} and len(record.sequences) == 2
+        found = [span for one in record.sequences for span in trained(one)]
+        requests = [
+            RolloutRequest(
+                request_id=f"again-{number}", prompt_token_ids=span[0], seeds=(call.seed,), sampling=call.sampling
+            )
+            for number, (call, span) in enumerate(zip(record.calls, found, strict=True))
+        ]
+        for output, span in zip(client.rollouts(requests), found, strict=True):
+            [one] = output.completions
+            assert (one.token_ids, one.weight_version) == (span[1], version) and set(span[3]) == {version}
+            assert one.logprobs == pytest.approx(span[2], abs=1e-5)
