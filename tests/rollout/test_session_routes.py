@@ -451,7 +451,7 @@ def test_vllm_token_by_token(rollout_server: Callable[..., str], tiny_model: Pat
             )
             for number, (call, span) in enumerate(zip(record.calls, found, strict=True))
         ]
-        for output, span in zip(client.rollouts(requests), found, strict=True):
+        for output, span in zip(client.generate(requests), found, strict=True):
             [one] = output.completions
             assert (one.token_ids, one.weight_version) == (span[1], version) and set(span[3]) == {version}
             assert one.logprobs == pytest.approx(span[2], abs=1e-5)

@@ -235,7 +235,8 @@ class Spoken:
 
     name, version, prompt_tokens = "-", 5, 0
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, versions: Any = None) -> None:
+        self.versions = versions
         self.text, self.go, self.began, self.closed = text, asyncio.Event(), asyncio.Event(), False
 
     async def start(self) -> None: ...
@@ -247,7 +248,7 @@ class Spoken:
                     self.began.set()
                     await self.go.wait()
                 reason: Any = "length" if place + 1 == len(self.text) else None
-                yield 0, Piece((ord(letter),), letter, (TokenLogprob(letter, -float(place)),), reason)
+                yield 0, Piece((ord(letter),), letter, (TokenLogprob(letter, -float(place)),), reason, self.versions)
         finally:
             self.closed = True
 
@@ -290,6 +291,10 @@ def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:
         assert (seen[0].sampling.max_tokens, seen[0].sampling.temperature) == (9, 1.0)
         record = state.record()
         assert record.overruled == {"temperature": 1} and record.retried == 2
+        later = Spoken("long", ((0, 5), (1, 6), (3, 8)))  # an update that keeps it running
+        later.go.set()
+        await collected(asking(gateway, state, later, seen))
+        assert [one.versions for one in state.record().sequences] == [(5,) * 4, (5, 6, 6, 8)]
         assert record.sequences[0].versions == (5,) * 4 and record.sequences[0].logprobs == (0.0, -1.0, -2.0, -3.0)
 
     asyncio.run(asyncio.wait_for(scene(), 20))
