@@ -134,7 +134,7 @@ S = system("s")
         ((S, D), "new"),  # a sub-agent with the same system message
         ((D,), "new"),
         ((S, A, model("maybe"), B, N, C), "edited"),
-        ((S, A, Y, B, model("maybe"), C), "branch"),  # its own tokens up to what was edited
+        ((S, A, Y, B, model("maybe"), C), "edited"),  # its own tokens up to there
         ((S, user("A"), Y, B, N, C), "edited"),
         ((S, B, N, C), "compacted"),  # the oldest turns are gone
         ((S, A, user("so far: yes"), C), "compacted"),

@@ -54,7 +54,10 @@ class Lineage:
                 last = parent.token_ids[-1] if parent.token_ids else None
                 if added and added[0] == last and last in wording.special:
                     added = added[1:]  # the model ended its turn itself
-                kind: Kind = "branch" if parent.children else "extends"
+                kind: Kind = "extends"
+                if parent.children:
+                    kind = self._kind(asked, keys)
+                    kind = kind if kind in ("edited", "compacted") else "branch"
                 return Place(parent, kind, added, keys[longest:], beginnings[-1])
         kind = "template" if longest else self._kind(asked, keys)
         return Place(None, kind, wording.render(asked.messages, asked.tools), keys, beginnings[-1])
