@@ -119,6 +119,13 @@ class GenerationArguments(EngineFlags):
         _VLLM,
         choices=("auto", "true", "false"),
     )
+    weight_fanout: int | None = free(
+        None,
+        "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 2 "
+        "from 5 servers on other hosts on, else 0",
+        _VLLM,
+        at_least=0,
+    )
     weight_check_steps: int = free(
         10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
     )

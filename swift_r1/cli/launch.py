@@ -59,7 +59,7 @@ def run(words: Sequence[str]) -> int:
     run_file = read_run_file(words[0], overrides)
     module = importlib.import_module(ENGINES[args.on])
     if hasattr(module, "hand_over"):
-        code = module.hand_over(run_file, words, args.dry_run)
+        code = module.hand_over(run_file, _without_dry_run(words), args.dry_run)
         if code is not None:
             return int(code)
     engine = module.open_engine(run_file, args.silence_timeout)
@@ -74,6 +74,18 @@ def run(words: Sequence[str]) -> int:
     folder = _folder(run_file, resume)
     code = _launch(run_file, engine, args, environ, folder, resume)
     return int(module.after(code)) if hasattr(module, "after") else code
+
+
+def _without_dry_run(words: Sequence[str]) -> list[str]:
+    """What a script that is printed is to run."""
+    kept: list[str] = []
+    dropped = False
+    for word in words:
+        if is_flag(word):
+            dropped = word.partition("=")[0].lstrip("-").replace("-", "_") == "dry_run"
+        if not dropped:
+            kept.append(word)
+    return kept
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:

@@ -13,6 +13,7 @@ from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
+from swift_r1.inference.relays import Relays
 from swift_r1.inference.sleeping import Sleeping
 from swift_r1.weights.expected import Shapes, adapter_shapes, most_bytes
 from swift_r1.weights.staging import StagedBucket, Staging
@@ -43,7 +44,8 @@ class WeightUpdates:
         size = most_bytes(expected)
         self.staging = Staging(size + _HEADER_ROOM)
         patience = seconds_for(config.update_timeout, size)
-        self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
+        self.machine = UpdateMachine(expected, time.monotonic, patience, self._forget)
+        self.relays = Relays(self.machine, config.api_key)
         self.admission = Admission(config, self.machine)
         self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
         self.own_base = True  # no whole weights have been pushed
@@ -65,6 +67,10 @@ class WeightUpdates:
             yield
         finally:
             self.admission.notify()
+            self.relays.notify()
+
+    def _forget(self, buckets: list[StagedBucket]) -> None:
+        self.relays.once_sent(lambda: self.staging.forget(buckets))
 
     async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
         with self._changes():
@@ -79,7 +85,10 @@ class WeightUpdates:
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
         with self._changes():
-            self.machine.begin(token, request.version, expected)
+            self.machine.check_holder(token)
+            await self.relays.stop()
+            update = self.machine.begin(token, request.version, expected)
+            self.relays.expect(update, request.relays)
             self._adapter, self._base = request.adapter, self.staging.base
         return self.status(folder=self.staging.shared, base=self._base)
 
@@ -105,7 +114,7 @@ class WeightUpdates:
             elif base != self._base:
                 raise HTTPError(409, "this server does not hold the version that changes: send the bucket whole")
             else:
-                staged = await self.staging.change(index, chunks, digest)
+                staged = await self.staging.change(index, chunks, digest, base if self.relays.awaited else None)
             return self._add(token, version, staged)
 
     async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
@@ -225,8 +234,12 @@ class WeightUpdates:
                 except Exception as error:
                     raise self._load_failed(error, buckets) from error
                 self.machine.loaded()
-                self.staging.hold(len(buckets), request.content_hash)
+                self.relays.once_sent(lambda: self._hold(len(buckets), request))
                 self._committed()
+
+    def _hold(self, buckets: int, request: wire.UpdateCommit) -> None:
+        if self.machine.version == request.version and self.machine.broken is None:
+            self.staging.hold(buckets, request.content_hash)
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """What to raise for it."""

@@ -264,7 +264,8 @@ def open_rollouts(
             sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         else:
             sessions = _first_sessions(context, writers, expected, transport)
-        pool = ServerPool(sessions, timeout, transport, compare, context.spans, context.tell, file)
+        fanout = args.weight_fanout
+        pool = ServerPool(sessions, timeout, transport, compare, fanout, context.spans, context.tell, file)
         context.cleanup.callback(pool.close)
         if file is not None:
             first = pool.first

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,8 @@ class StagedBucket:
     path: Path
     digest: str
     tensors: Mapping[str, TensorEntry]
+    base: str | None = None  # content hash of the version that `change` is to
+    change: bytes | None = None  # as it came, where it is to go on to other servers
 
 
 class Staging:
@@ -90,9 +92,12 @@ class Staging:
             file.flush()
             return _checked(index, path, digest.hexdigest(), promised_digest)
 
-    async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
+    async def change(
+        self, index: int, chunks: AsyncIterator[bytes], promised_digest: str, keep_of: str | None = None
+    ) -> StagedBucket:
         """Makes a bucket of the base's one and what has changed in it (see `delta`), where the update began on that
-        base. Raises HTTPError as `write`, and 409 where the base has no such bucket."""
+        base; with its content hash as `keep_of` what came is kept. Raises HTTPError as `write`, and 409 where the base
+        has no such bucket."""
         source, body = incoming(self.folder, index), bytearray()
         async for chunk in chunks:
             body += chunk
@@ -106,7 +111,8 @@ class Staging:
                 arrived = await asyncio.to_thread(_changed, path, bytes(body))
             except BadChange as error:
                 raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
-            return _checked(index, path, arrived, promised_digest)
+            staged = _checked(index, path, arrived, promised_digest)
+            return staged if keep_of is None else replace(staged, base=keep_of, change=bytes(body))
 
     def hold(self, buckets: int, hash_of_all: str) -> None:
         """The version that was loaded is the base of later changes, where `forget` has kept all its files."""

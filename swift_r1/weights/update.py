@@ -32,7 +32,10 @@ class _Lease:
 
 
 @dataclass(slots=True)
-class _Pending:
+class PendingUpdate:
+    """An update from its beginning on, see the states above. `whole`: all its buckets came; `dropped`: it is over, for
+    better or worse."""
+
     version: int
     progress: float
     expected: Shapes
@@ -41,6 +44,8 @@ class _Pending:
     buckets: list[StagedBucket] = field(default_factory=list)
     streamed: bool = False
     loading: bool = False
+    whole: bool = False
+    dropped: bool = False
 
 
 class UpdateMachine:
@@ -56,7 +61,7 @@ class UpdateMachine:
     ) -> None:
         self._expected, self._clock, self._patience, self._discard = expected, clock, patience, discard
         self._lease: _Lease | None = None
-        self._pending: _Pending | None = None
+        self._pending: PendingUpdate | None = None
         self._committed: tuple[int, str] | None = None  # version and content hash
         self.version = 0
         self.broken: str | None = None
@@ -116,8 +121,8 @@ class UpdateMachine:
             return f"{lease.owner} left the update to version {pending.version} for {self._patience:g} s"
         return None
 
-    def begin(self, token: str | None, version: int, expected: Shapes | None = None) -> None:
-        """Opens the update to `version`; an update that the same holder left open is forgotten.
+    def begin(self, token: str | None, version: int, expected: Shapes | None = None) -> PendingUpdate:
+        """Opens the update to `version`, and returns it; an update that the same holder left open is forgotten.
 
         `expected` are the names and shapes of this update where it is not of the whole model.
         """
@@ -126,12 +131,15 @@ class UpdateMachine:
         if version <= self.version:
             raise HTTPError(409, f"version {version} is not after the served version {self.version}")
         self._drop_pending()
-        self._pending = _Pending(version, self._clock(), self._expected if expected is None else expected)
+        self._pending = PendingUpdate(version, self._clock(), self._expected if expected is None else expected)
+        return self._pending
 
-    def check_holder(self, token: str | None) -> None:
-        """Refuses anyone but the lease's holder, and everyone while an update is in the engine."""
+    def check_holder(self, token: str | None, also_while_loading: bool = False) -> None:
+        """Refuses anyone but the lease's holder, and everyone while an update is in the engine, unless
+        `also_while_loading`."""
         self._holder(token)
-        self._refuse_while_loading()
+        if not also_while_loading:
+            self._refuse_while_loading()
 
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
         """What can be said before the bytes are read; the same is checked again when they have arrived."""
@@ -210,7 +218,7 @@ class UpdateMachine:
         except HTTPError:
             self._drop_pending()
             raise
-        pending.loading = True
+        pending.loading = pending.whole = True
         self._committed = version, hash_of_all
         return pending.buckets
 
@@ -255,7 +263,7 @@ class UpdateMachine:
             raise HTTPError(409, f"this is not the lease in force, {self._lease.owner} holds it")
         self._lease.expires = self._clock() + self._lease.ttl
 
-    def _open(self, token: str | None, version: int) -> _Pending:
+    def _open(self, token: str | None, version: int) -> PendingUpdate:
         """The open update, for the lease's holder."""
         self._holder(token)
         if self._pending is None:
@@ -274,6 +282,7 @@ class UpdateMachine:
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        pending.dropped = True
         self._discard(pending.buckets)
         if pending.streamed:
             self.broken = _broken(pending.version, "it broke off")

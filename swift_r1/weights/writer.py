@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
 import socket
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.weights.buckets import Tensors, content_hash, entries_digest, parts_of
-from swift_r1.weights.snapshot import SnapshotBucket
+from swift_r1.weights.renewals import Held, Renewals
+from swift_r1.weights.snapshot import SnapshotBucket, SnapshotReader, Superseded
 from swift_r1.weights.transport import (
     AUTO,
     HTTP,
@@ -33,6 +35,7 @@ from swift_r1.weights.transport import (
     usable_folder,
     write_file,
 )
+from swift_r1.weights.tree import Link
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import QUICK_S, WORK_S, Answer, RolloutClient
 from swift_r1.wire.protocol import NOT_NOW, ServerRefused
@@ -40,11 +43,13 @@ from swift_r1.wire.protocol import NOT_NOW, ServerRefused
 logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = 30.0
-_RENEWALS_PER_TTL = 5
 _NO_SUCH_BASE = (409, 413, 422)  # how a server refuses a change to what it does not hold
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
+_NOT_PASSED_ON = 502
+_RENEWAL_S = 10.0
+_renewals = Renewals()
 
 Bucket = Tensors | SnapshotBucket
 
@@ -86,15 +91,14 @@ class WeightWriter:
         self.client = client
         self.token = token or secrets.token_hex(16)
         self.headers = {wire.LEASE_HEADER: self.token}
-        self._request = wire.LeaseRequest(
-            owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
-        )
+        self._owner, self._ttl_s = owner or f"{socket.gethostname()}:{os.getpid()}", ttl_s
         self.policy = policy
         self.transport: str | None = None  # of the last version
-        self.sent_bytes = 0  # of all buckets, also those through shared memory
+        self.sent_bytes = 0  # of all buckets from here, also those through shared memory
+        self.takes_relays = True  # other servers reach this one, as far as is known
         self.nccl = NcclSender(client, self.headers)
-        self._closed = threading.Event()
-        self._renewals: threading.Thread | None = None
+        self._closed = self._lost = False
+        self._held: Held | None = None
 
     def __enter__(self) -> WeightWriter:
         return self
@@ -102,17 +106,18 @@ class WeightWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self) -> None:
+    def take(self, at_most_s: float = math.inf) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
-        self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
+        ttl_s = _renewals.ttl_s(self._ttl_s)
+        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=ttl_s, token=self.token)
+        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=min(QUICK_S, at_most_s))
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease as `take_when_free`, and renews it in a thread until `close`. What the client generates
-        belongs to it from now on."""
+        """Takes the lease as `take_when_free`, and renews it until `close`. What the client generates belongs to it
+        from now on."""
         self.take_when_free(wait_s, report)
         self.client.lease = self.token
-        self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._renewals.start()
+        self._held = _renewals.add(self._ttl_s, self._renew)
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
@@ -141,11 +146,11 @@ class WeightWriter:
 
     def close(self) -> None:
         """Gives the lease back. Best effort: it expires by itself too."""
-        if self._closed.is_set():
+        if self._closed:
             return
-        self._closed.set()
-        if self._renewals is not None:
-            self._renewals.join(QUICK_S)
+        self._closed = True
+        if self._held is not None:
+            _renewals.end(self._held, QUICK_S)
         self.nccl.close()
         try:
             self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S)
@@ -158,6 +163,7 @@ class WeightWriter:
         buckets: Iterable[Bucket],
         transport: str = AUTO,
         adapter: wire.AdapterConfig | None = None,
+        link: Link | None = None,
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
@@ -171,19 +177,23 @@ class WeightWriter:
             transport: `http`, `shm`, `nccl`, `ipc` (out of the memory of a GPU that the engine sees too), or `auto`:
                 through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
+            link: the server's place in a tree, see there. What does not come from its parent is sent from here.
 
         Raises:
             ServerRefused: the server then serves the old version, or says that it is not ready.
             ServerUnreachable: the connection broke.
         """
-        push = _Push(version)
+        link = link or Link(self.client, self.token)
+        push = _Push(version, link, link.parent)
         try:
             return self._push(push, buckets, transport, adapter)
         except ServerRefused as refused:
             if not push.changes or refused.status not in _NO_SUCH_BASE:
                 raise
             logger.warning("%s: sending all weights", refused)
-            return self._push(_Push(version, whole=True), buckets, transport, adapter)
+            return self._push(_Push(version, link, whole=True), buckets, transport, adapter)
+        finally:
+            link.tell(False)
 
     def sleep(self, level: int) -> None:
         """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it. Raises as
@@ -204,8 +214,9 @@ class WeightWriter:
         try:
             if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=push.version, adapter=adapter)
+            begin = wire.UpdateBegin(version=push.version, adapter=adapter, relays=push.link.children)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
+            push.link.tell(True)
             push.base, push.folder = begun.base, usable_folder(begun.folder) if transport in (AUTO, SHM) else None
             if transport == SHM and push.folder is None:
                 raise RunFailed(
@@ -216,11 +227,19 @@ class WeightWriter:
             if chosen != self.transport:
                 self.transport = chosen
                 logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
-            digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
+            if isinstance(buckets, SnapshotReader):  # it has the next one while this one is sent
+                digests = [self._send(push, index, bucket) for index, bucket in enumerate(buckets)]
+            else:
+                digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
             commit = wire.UpdateCommit(
                 version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
             )
-            return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, seconds_for(WORK_S, push.bytes))
+            limit = seconds_for(WORK_S, push.bytes)
+            committed = self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, limit)
+            if push.unreached:
+                logger.warning("from now on weights go straight to %s", self.client.base_url)
+                self.takes_relays = False
+            return committed
         except BaseException:
             self._abort(push.version)
             raise
@@ -236,6 +255,11 @@ class WeightWriter:
             return self._lend(push, index, bucket)
         if not isinstance(bucket, SnapshotBucket):
             bucket = SnapshotBucket.of(parts_of(bucket))
+        if push.parent is not None and push.folder is None:
+            self._wait_for_parent(push, push.parent)
+        if index < push.arrived:
+            push.bytes += bucket.size
+            return bucket.digest
         if push.folder is not None and self._put_file(push, index, bucket):
             body = wire.BucketFile(version=push.version, index=index, digest=bucket.digest)
             limit = self._sent(push, bucket.size)
@@ -251,6 +275,26 @@ class WeightWriter:
         limit = self._sent(push, size)
         self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
         return bucket.digest
+
+    def _wait_for_parent(self, push: _Push, parent: Link) -> None:
+        """Until the server has all buckets from its parent, or no more come from there: then the update goes on from
+        here, so that the servers below this one notice nothing. Raises Superseded where the push is not wanted any
+        more."""
+        ask = wire.RelayRequest(version=push.version, url=self.client.base_url, lease=self.token, base=push.base)
+        headers, limit = {wire.LEASE_HEADER: parent.token}, QUICK_S + wire.RELAY_ANSWER_S
+        push.parent = None
+        try:
+            if not parent.wait_until_open():
+                raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
+            while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, limit).whole:
+                if not push.link.is_wanted():
+                    raise Superseded
+            push.arrived = sys.maxsize
+        except (ServerUnreachable, ServerRefused) as error:
+            here = self.client.base_url
+            logger.warning("the rest of weight version %d goes straight to %s: %s", push.version, here, error)
+            push.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
+            push.arrived = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus).buckets
 
     def _lend(self, push: _Push, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""
@@ -305,17 +349,16 @@ class WeightWriter:
         except SwiftError as error:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
-    def _renew(self) -> None:
-        """Until closed. A loss is logged once: the next push takes the lease again, or says who has it now."""
-        lost = False
-        while not self._closed.wait(self._request.ttl_seconds / _RENEWALS_PER_TTL):
-            try:
-                self.take()
-                lost = False
-            except SwiftError as error:
-                if not lost:
-                    logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-                lost = True
+    def _renew(self) -> bool:
+        """Whether that succeeded. A loss is logged once: the next push takes the lease again, or says who has it."""
+        try:
+            self.take(_RENEWAL_S)
+            self._lost = False
+        except SwiftError as error:
+            if not self._lost:
+                logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
+            self._lost = True
+        return not self._lost
 
 
 @dataclass(slots=True)
@@ -323,8 +366,12 @@ class _Push:
     """One attempt at a version."""
 
     version: int
+    link: Link
+    parent: Link | None = None  # passes buckets on to this server; None once it has ended
     whole: bool = False  # nothing goes as a change
     changes: bool = False  # something went as a change
     base: str | None = None  # content hash of what changes may be to
     folder: Path | None = None  # the server's, in shared memory; None for HTTP
-    bytes: int = 0  # sent so far
+    bytes: int = 0  # that are there so far
+    unreached: bool = False  # the parent did not reach this server
+    arrived: int = 0  # buckets that came from the parent

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, TypeVar
 
 import httpx
@@ -27,6 +29,8 @@ _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
 _HEALTH_EVERY_S = 2.0
+_LOOKS_A_SECOND = 25  # at all servers together
+_CONNECTIONS_EACH = 16
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -35,6 +39,9 @@ _KEEP_ALIVE = (
 )
 """A connection breaks a minute after its other end has gone silently; an idle one is not dropped on the way."""
 _JSON = {"Content-Type": "application/json"}
+# Threads that ask 1,000 servers at the same time keep each other from Python's lock and hardly get on.
+_quick_calls = threading.BoundedSemaphore(32)
+_LIMITS = httpx.Limits(max_connections=_CONCURRENT_REQUESTS)
 
 
 class RolloutClient:
@@ -61,13 +68,12 @@ class RolloutClient:
             "trust_env": False,
         }
         self._connections: dict[str, Any] = {
-            "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
             "socket_options": _KEEP_ALIVE,
             # The system's certificates, or those that SSL_CERT_FILE names. Reading them takes 30 ms, which plain HTTP,
             # with its new connections each round, has no use for.
             "verify": ssl.create_default_context() if httpx.URL(self.base_url).scheme == "https" else False,
         }
-        self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(**self._connections))
+        self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(limits=_LIMITS, **self._connections))
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -182,7 +188,7 @@ class RolloutClient:
                 await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
 
     def open_async(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**self._options, transport=httpx.AsyncHTTPTransport(**self._connections))
+        return httpx.AsyncClient(**self._options, transport=_Connections(self._connections))
 
     async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
         """The completions of one request; asks a full server again. Raises as `generate` does."""
@@ -196,6 +202,17 @@ class RolloutClient:
                 return self._parse(response, wire.RolloutResponse).outputs[0]
             await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
 
+    async def put_bucket(
+        self, http: httpx.AsyncClient, headers: Mapping[str, str], chunks: AsyncIterable[bytes], timeout_s: float
+    ) -> None:
+        """Sends a bucket of weights; raises as `call`."""
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
+        try:
+            response = await http.put("/v1/weights/bucket", content=chunks, headers=dict(headers), timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, "a bucket of weights to be taken") from error
+        self._parse(response, wire.UpdateStatus)
+
     def is_alive(self, timeout_s: float) -> bool:
         """Whether `/health` answers, whatever it says."""
         try:
@@ -204,14 +221,27 @@ class RolloutClient:
             return False
         return True
 
-    async def watch(self) -> None:
+    async def watch(
+        self, servers: Callable[[], int] = lambda: 1, last_answer: Callable[[], float] = lambda: 0.0
+    ) -> None:
         """Raises ServerUnreachable once `/health` has not answered for `silence_s`: a stopped process keeps its
-        connections open. Uses a connection of its own, since those of the requests may all be in use."""
+        connections open. Uses a connection of its own, since those of the requests may all be in use.
+
+        With many `servers` that are watched, each is looked at less often; after an answer to something else (its
+        `time.monotonic`) not before it has been quiet for as long.
+        """
         heard = time.monotonic()
-        async with self.open_async() as http:
+        async with AsyncExitStack() as stack:
+            http: httpx.AsyncClient | None = None
             while True:
-                await asyncio.sleep(_HEALTH_EVERY_S)
+                apart = max(_HEALTH_EVERY_S, servers() / _LOOKS_A_SECOND)
+                await asyncio.sleep(apart)
                 asked = time.monotonic()
+                heard = max(heard, last_answer())
+                if asked - heard < apart / 2:
+                    continue
+                if http is None:
+                    http = await stack.enter_async_context(self.open_async())
                 try:
                     await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
                     heard = time.monotonic()
@@ -239,7 +269,8 @@ class RolloutClient:
         sent = dict(headers or {}) | (_JSON if isinstance(body, BaseModel) else {})
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         try:
-            response = self._http.request(method, path, content=content, headers=sent, timeout=timeout)
+            with _quick_calls if timeout_s <= QUICK_S else nullcontext():
+                response = self._http.request(method, path, content=content, headers=sent, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error, f"{method} {path}") from error
         return self._parse(response, answer)
@@ -281,6 +312,32 @@ class RolloutClient:
         return ServerUnreachable(
             f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {one_line(error)}"
         )
+
+
+class _Connections(httpx.AsyncBaseTransport):
+    """Any number of connections to one server, a few to a pool: httpx looks at all connections of a pool for each
+    request, which takes longer than the request where there are 256."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._pools: list[httpx.AsyncHTTPTransport] = []
+        self._asked: list[int] = []  # of each pool, how many are not answered
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        free = next((number for number, asked in enumerate(self._asked) if asked < _CONNECTIONS_EACH), None)
+        if free is None:
+            free = len(self._pools)
+            self._pools.append(httpx.AsyncHTTPTransport(limits=_LIMITS, **self._options))
+            self._asked.append(0)
+        self._asked[free] += 1
+        try:
+            return await self._pools[free].handle_async_request(request)
+        finally:
+            self._asked[free] -= 1
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
 
 
 def _why(response: httpx.Response) -> str:

@@ -10,6 +10,8 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
     POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, or in the GPU's memory,
                                                                    loaded at once
+    POST   /v1/weights/relay    RelayRequest   -> RelayStatus      passes what arrives here on to another server
+    GET    /v1/weights/update                  -> UpdateStatus     how many buckets are here
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
     DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
@@ -36,6 +38,7 @@ BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
 FULL_HEADER = "X-Swift-Full"  # only in a 503 for lack of room: seconds after which to ask again
+RELAY_ANSWER_S = 20.0  # after which a relay says how it stands
 NOT_NOW = 503  # the same request may be taken later
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
@@ -175,10 +178,27 @@ class AdapterConfig(Wire):
 
 class UpdateBegin(Wire):
     """Opens an update to `version`, any after the served one. With an `adapter` the buckets hold that alone, under
-    peft's names, and the base weights stay."""
+    peft's names, and the base weights stay. It is to go on to `relays` other servers, each by a `RelayRequest`."""
 
     version: int = Field(ge=1)
     adapter: AdapterConfig | None = None
+    relays: int = Field(default=0, ge=0, le=1000)
+
+
+class RelayRequest(Wire):
+    """Passes the open update to `version` on to the server at `url`, where it is open too, under `lease`, the token of
+    the lease there. `base` is what that server holds: what has changed goes on as that."""
+
+    version: int = Field(ge=1)
+    url: str = Field(pattern=r"^https?://[^\s@?#]+$", max_length=2000)
+    lease: str = Field(min_length=32, max_length=64, pattern="^[0-9a-f]+$")
+    base: Digest | None = None
+
+
+class RelayStatus(Wire):
+    """`whole`: the other server has all buckets; else the request is repeated."""
+
+    whole: bool
 
 
 class BucketFile(Wire):

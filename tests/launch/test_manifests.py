@@ -37,7 +37,8 @@ def test_replicas_that_fill_nodes_like_those_that_train(dry_run):
     assert {"--nodes=3", "--gpus-per-node=8", "--exclusive", "--time=24:00:00", "--partition=gpu"} < set(options)
     assert {"--requeue", "--no-kill", "--signal=B:TERM@600", "--open-mode=append"} < set(options)
     last = script.splitlines()[-1]
-    assert last.startswith("exec ") and last.endswith("${SLURM_RESTART_COUNT:+--resume_from_checkpoint last}")
+    assert last.startswith("exec ") and "dry_run" not in last
+    assert last.endswith("launch run.yaml --on slurm ${SLURM_RESTART_COUNT:+--resume_from_checkpoint last}")
 
 
 def test_roles_that_need_other_nodes_are_components(dry_run):

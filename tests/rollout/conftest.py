@@ -66,6 +66,7 @@ def pool_of(
     timeout_s: float,
     transport: str = "auto",
     compare: bool | None = None,
+    fanout: int | None = None,
     source: str | None = None,
     **writing: Any,
 ) -> ServerPool:
@@ -80,7 +81,7 @@ def pool_of(
         except SwiftError:
             writer.close()
             raise
-    return ServerPool(sessions, timeout_s, transport, compare, source=source)
+    return ServerPool(sessions, timeout_s, transport, compare, fanout, source=source)
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ class Server:
             del self.asked[request.request_id]
             raise
 
-    async def watch(self) -> None:
+    async def watch(self, *_: Any) -> None:
         await asyncio.Event().wait()
 
     def check(self, _output: RolloutOutput, _versions: Any) -> None: ...

@@ -4,7 +4,9 @@ are spread over them in `router.py`."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -22,12 +24,15 @@ from swift_r1.tracking.spans import Spans
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.transport import HTTP, NCCL, overlapped
+from swift_r1.weights.tree import Link, fanout_of, joined
 from swift_r1.weights.writer import Bucket
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
 _HEALTH_S = 2.0
+_LOOKS_AT_ONCE = 5  # every LOOK_S
+_AT_ONCE = 64  # servers that are asked for something else than completions
 
 
 class ServerPool:
@@ -38,6 +43,7 @@ class ServerPool:
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
         compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
+        fanout: `--weight_fanout`; None: what suits the servers.
         spans, tell: get what each server does, and which is lost or back, joins or leaves.
         source: what names the servers, where they come and go (`follow`).
     """
@@ -48,10 +54,12 @@ class ServerPool:
         timeout_s: float,
         transport: str,
         compare: bool | None = None,
+        fanout: int | None = None,
         spans: Spans | None = None,
         tell: Events | None = None,
         source: str | None = None,
     ) -> None:
+        _allow_open_files()
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
@@ -65,7 +73,8 @@ class ServerPool:
         self._numbers: dict[str, int] = {}
         for one in sessions:
             self._record(one)
-        self.by_nccl, self._compare = transport == NCCL, compare
+        self.by_nccl, self._compare, self._fanout = transport == NCCL, compare, fanout
+        self._told_fanout: int | None = None
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
@@ -191,7 +200,7 @@ class ServerPool:
         while not any(done):
             self.health.wait_for_any()
             ready = self.health.ready
-            with ThreadPoolExecutor(max(1, len(ready))) as threads:
+            with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
                 done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
 
     def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
@@ -211,17 +220,21 @@ class ServerPool:
         version, targets = self.health.begin_version(
             lambda number: self.snapshot.begin(number, adapter, compare, shared)
         )
+        links = self._tree(targets)
         faults: list[Exception] = []
 
         def push_to(session: ServerSession, epoch: int) -> None:
             kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
             try:
-                self._push_to(session, epoch, version, kept, adapter)
+                self._push_to(session, epoch, version, kept, adapter, link=links.get(session))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
                 if session.epoch == epoch:
                     faults.append(error)
+            finally:
+                if session in links:
+                    links[session].tell(False)
 
         threads: dict[ServerSession, threading.Thread] = {}
         for session, epoch in targets.items():
@@ -233,6 +246,25 @@ class ServerPool:
         if faults:
             raise faults[0]
 
+    def _tree(self, targets: Mapping[ServerSession, int]) -> dict[ServerSession, Link]:
+        """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
+        of servers that others reach under the trainer's name for them."""
+        within = [
+            one
+            for one in targets
+            if one.writer.takes_relays and not one.takes_files and (self._fanout is not None or not one.is_on_loopback)
+        ]
+        fanout = fanout_of(self._fanout, len(within))
+        if fanout and fanout != self._told_fanout:
+            logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
+            self._told_fanout = fanout
+
+        def wanted(session: ServerSession, epoch: int) -> Callable[[], bool]:
+            return lambda: session.epoch == epoch
+
+        links = [Link(one.client, one.writer.token, wanted(one, targets[one])) for one in within]
+        return dict(zip(within, joined(links, fanout), strict=True))
+
     def _push_to(
         self,
         session: ServerSession,
@@ -241,25 +273,37 @@ class ServerPool:
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None,
         lend: bool = False,
+        link: Link | None = None,
     ) -> None:
-        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend)):
+        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend, link)):
             self.health.has_newest(session, epoch)
 
     def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
-        looked = time.monotonic()
-        while running := [one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]]:
-            threads[running[0]].join(LOOK_S)
-            if time.monotonic() - looked <= _HEALTH_S:
-                continue
-            for session in running:
+        looked = dict(heard)  # oldest first
+        while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+            threads[next(iter(running))].join(LOOK_S)
+            for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
                 asked = time.monotonic()
+                if asked - looked[session] <= _HEALTH_S:
+                    break
+                del looked[session]
+                if session not in running:
+                    continue
                 if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
                     heard[session] = time.monotonic()
                 elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
                     self.health.lose(session, epochs[session])
-            looked = time.monotonic()
+                looked[session] = time.monotonic()
+
+
+def _allow_open_files() -> None:
+    """As many as the system allows this process: a request that waits for its answer has a connection of its own, and
+    the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _nan_is_largest(value: float) -> tuple[bool, float]:

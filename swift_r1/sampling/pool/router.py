@@ -33,6 +33,7 @@ class _Lane:
     http: httpx.AsyncClient
     load: int = 0
     answered: int = 0  # requests
+    heard: float = 0.0  # when it answered last
     asked: dict[str, tuple[RolloutRequest, asyncio.Task[None]]] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
 
@@ -123,7 +124,8 @@ class Router:
             began = time.monotonic()
             output = await lane.session.client.answer(lane.http, request)
             lane.session.check(output, self.versions)
-            lane.session.paced(output, time.monotonic() - began)
+            lane.heard = time.monotonic()
+            lane.session.paced(output, lane.heard - began)
             del lane.asked[request.request_id]
             lane.load -= request.n
             lane.answered += 1
@@ -135,7 +137,7 @@ class Router:
 
     async def _fail_when_silent(self, lane: _Lane) -> None:
         try:
-            await lane.session.client.watch()
+            await lane.session.client.watch(lambda: len(self._lanes), lambda: lane.heard)
         except ServerUnreachable as error:
             self._failures.append((lane, error))
             self._wake.set()

@@ -15,6 +15,7 @@ from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.weights.device_memory import own_gpu
 from swift_r1.weights.transport import AUTO, IPC, SHM
+from swift_r1.weights.tree import Link
 from swift_r1.weights.writer import Bucket, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
@@ -167,7 +168,11 @@ class ServerSession:
         """Whether weights go through shared memory, as far as is known."""
         if self.writer.transport is not None:
             return self.writer.transport == SHM
-        return self._transport in (AUTO, SHM) and httpx.URL(self.url).host in LOOPBACK
+        return self._transport in (AUTO, SHM) and self.is_on_loopback
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return httpx.URL(self.url).host in LOOPBACK
 
     def check(self, output: RolloutOutput, versions: Container[int]) -> None:
         """Raises OtherWeights for an answer that was not made by weights of these `versions`."""
@@ -206,16 +211,21 @@ class ServerSession:
         self._lost(error)
 
     def push(
-        self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None, lend: bool = False
+        self,
+        version: int,
+        buckets: Iterable[Bucket],
+        adapter: AdapterConfig | None = None,
+        lend: bool = False,
+        link: Link | None = None,
     ) -> None:
-        """Brings the server to `version`, with `lend` out of the memory of the GPU that it shares; see
-        `WeightWriter.push`. Raises ServerLost where all is to be pushed again, ServerUnreachable where it was lost
-        again and again, and RunFailed where another trainer writes to it, or it refused the weights again and
-        again."""
+        """Brings the server to `version`, with `lend` out of the memory of the GPU that it shares, with a `link` from
+        another server; see `WeightWriter.push`. Raises ServerLost where all is to be pushed again,
+        ServerUnreachable where it was lost again and again, and RunFailed where another trainer writes to it, or it
+        refused the weights again and again."""
         self.adapters = adapter is not None
         with self._stopwatch.timed("sync"):
             transport = IPC if lend else self._transport
-            self._write(lambda: self.writer.push(version, buckets, transport, adapter), version)
+            self._write(lambda: self.writer.push(version, buckets, transport, adapter, link), version)
         self._holds_others = False
 
     def sleep(self, level: int) -> None:

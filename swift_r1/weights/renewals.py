@@ -1,0 +1,80 @@
+"""The leases on the weights of all servers, renewed by a few threads: their number does not grow with the servers'."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_THREADS = 8
+_PER_TTL = 5
+_MOST_DOUBLINGS = 4  # of the time between renewals that fail: a server that hangs takes a thread each time
+_LONGEST_TTL_S = 200.0
+_RENEWALS_A_SECOND = 25
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """One lease. `renew` says whether it succeeded."""
+
+    renew: Callable[[], bool]
+    ttl_s: float
+    failures: int = 0
+    running: bool = False
+    ended: bool = False
+
+
+class Renewals:
+    """Renews each lease five times in its time to live."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Held]] = []
+        self._serial = itertools.count()
+        self._count = self._threads = 0
+
+    def ttl_s(self, at_least: float) -> float:
+        """Seconds for which a lease is taken: longer where there are many, so that renewals stay rare."""
+        return max(at_least, min(_LONGEST_TTL_S, self._count * _PER_TTL / _RENEWALS_A_SECOND))
+
+    def add(self, ttl_s: float, renew: Callable[[], bool]) -> Held:
+        held = Held(renew, ttl_s)
+        with self._changed:
+            self._count += 1
+            self._plan(held)
+            if self._threads < min(_THREADS, self._count):
+                self._threads += 1
+                threading.Thread(target=self._work, name="leases", daemon=True).start()
+        return held
+
+    def end(self, held: Held, wait_s: float) -> None:
+        """Also waits for a renewal that is under way, at most so long."""
+        with self._changed:
+            self._count -= not held.ended
+            held.ended = True
+            self._changed.wait_for(lambda: not held.running, wait_s)
+
+    def _plan(self, held: Held) -> None:
+        after = self.ttl_s(held.ttl_s) / _PER_TTL * 2 ** min(held.failures, _MOST_DOUBLINGS)
+        heapq.heappush(self._due, (time.monotonic() + after, next(self._serial), held))
+        self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or (left := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left if self._due else None)
+                held = heapq.heappop(self._due)[2]
+                if held.ended:
+                    continue
+                held.running = True
+            renewed = held.renew()
+            with self._changed:
+                held.running = False
+                self._changed.notify_all()
+                held.failures = 0 if renewed else held.failures + 1
+                if not held.ended:
+                    self._plan(held)
