@@ -112,11 +112,11 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 
     @app.post("/v1/weights/relay", response_model=wire.RelayStatus)
     async def relay(body: wire.RelayRequest, lease: LeaseToken = None) -> Response:
-        return _json(await updates().relays.relay(lease, body))
+        return json_answer(await updates().relays.relay(lease, body))
 
     @app.get("/v1/weights/update", response_model=wire.UpdateStatus)
     async def update() -> Response:
-        return _json(updates().status())
+        return json_answer(updates().status())
 
     @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -324,3 +325,55 @@ def test_what_runs_ends_with_its_last_client_with_its_session_and_with_its_time(
         assert short.failed == 1 and not short.calls
 
     asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_model_read(seed: int) -> None:
+    """Histories that are extended, edited, cut and mixed, with calls that overlap, fail and are never answered."""
+    draw = random.Random(seed)
+    state = opened(seed=1 if seed % 2 else None)
+    histories: list[list[dict[str, Any]]] = [[A], [S, B]]
+    running: list[tuple[Call, list[int], list[dict[str, Any]]]] = []
+    read: dict[int, list[int]] = {}
+    wrote: dict[int, list[int]] = {}
+    for step in range(60):
+        history = list(draw.choice(histories))
+        change = draw.random()
+        if change < 0.15:
+            place = draw.randrange(len(history))
+            history[place] = history[place] | {"content": f"edit {step}"}
+        elif change < 0.3:
+            del history[draw.randrange(len(history))]
+            history = history or [C]
+        elif change < 0.35:
+            draw.shuffle(history)
+        if history[-1]["role"] == "assistant":
+            history.append(user(draw.choice("abc")))
+        tools = [TOOL] if draw.random() < 0.1 else []
+        begun, prompt = state.begin(Asked(history, tools), Letters())
+        begun.sampling = SamplingParams(max_tokens=50)
+        running.append((begun, prompt, history))
+        while running and (step == 59 or draw.random() < 0.6):
+            begun, prompt, history = running.pop(draw.randrange(len(running)))
+            if draw.random() < 0.2:
+                state.fail(begun)
+                continue
+            says = draw.choice(["yes", " no ", "", "a$b"])
+            ids = [*map(ord, says), *([ord(END)] if draw.random() < 0.7 else [])] or [ord("x")]
+            state.finish(begun, ids, [-1.0] * len(ids), [(0, step)], "stop", says, model(says))
+            read[begun.number], wrote[begun.number] = prompt, ids
+            histories.append([*history, model(f" {says}")])
+    record = state.record()
+    assert record.running == 0 and sum(record.kinds.values()) == len(record.calls) == len(read)
+    found = {}
+    for sequence in record.sequences:
+        ids, place = [*sequence.prompt_token_ids, *sequence.token_ids], len(sequence.prompt_token_ids)
+        for number in sequence.calls:
+            place += sequence.loss_mask[place - len(sequence.prompt_token_ids) :].index(True)
+            assert ids[:place] == read[number]
+            found[number] = ids[place : place + len(wrote[number])]
+            place += len(wrote[number])
+        assert sum(sequence.loss_mask) == sum(len(wrote[number]) for number in sequence.calls)
+        assert {one for one in sequence.versions if one is None} == ({None} if not all(sequence.loss_mask) else set())
+    assert found == wrote
+    assert state.bytes > 0
