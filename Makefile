@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -33,6 +33,14 @@ test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real p
 	@$(PY) -m pip install -q --disable-pip-version-check -r requirements/ray.in
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
 	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/cluster
+
+test-agents: install ## sessions with the JavaScript client (node), LangChain and the Agents SDK, in .venv-agents on top of .venv (2 minutes)
+	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$(.venv-agents/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0
+	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
+	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift

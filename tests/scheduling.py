@@ -56,6 +56,8 @@ SECONDS: dict[str, float] = {
     "tests/rewards/test_graders.py": 8,
     "tests/rewards/test_reward_pool.py": 60,
     "tests/rollout/test_server_pool.py": 40,
+    "tests/rollout/test_session_routes.py": 20,
+    "tests/rollout/test_agent_clients.py": 8,
     "tests/rollout/test_lease.py": 15,
     "tests/rollout/test_openai.py": 8,
     "tests/rollout/test_pauses.py": 20,

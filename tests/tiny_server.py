@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.weights.expected import expected_weights
@@ -71,7 +71,11 @@ class TinyEngine:
         one = await self.generate(prompt, sampling, seed)
         shown = one.token_ids[: -1 if one.finish_reason == "stop" else None]
         text = self.tokenizer.decode(shown, skip_special_tokens=not special_tokens)
-        yield Piece(one.token_ids, text, finish_reason=one.finish_reason)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if top_logprobs is not None:
+            texts = [self.tokenizer.decode([token]) for token in one.token_ids]
+            logprobs = tuple(map(TokenLogprob, texts, one.logprobs))
+        yield Piece(one.token_ids, text, logprobs, one.finish_reason, one.versions)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return (await self.score_top(sequence, 1)).logprobs

@@ -43,6 +43,9 @@ class ServerArguments:
         None,
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
     )
+    max_sessions: int = flag(4096, "sessions of agents at a time; beyond that: 503", at_least=1)
+    session_timeout: float = flag(3600.0, "seconds without a call after which a session expires", more_than=0)
+    session_memory: float = flag(2.0, "GiB that the records of all sessions may take; beyond that: 503", more_than=0)
     update_policy: str = flag(
         "wait",
         "what a weight update does with running generations: wait for them, abort them (503), keep them running",

@@ -162,15 +162,27 @@ def opening_of(render: Renderer) -> str:
     return found[0] if found else ""
 
 
+def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int, added: str = "") -> str | None:
+    """What follows the text of the model's turn `messages[place]`, the opening of its next one included, if `added` is
+    at that text's end; None where the template leaves the turn's text out."""
+    turn = {"role": "assistant", "content": _MARKER + added}
+    _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(_MARKER)
+    return behind if found else None
+
+
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Ids of tokens that are not text. That of unknown text is not among them, unless it is the end token too."""
+    marked = {token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items() if about.special}
+    return frozenset(marked.union(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id}))
+
+
 def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     """The first special token after an assistant's turn, as the template renders it; None where there is none.
 
     A base model's own end token is often another: the model would go on after its turn and write the user's. The last
     turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).
     """
-    # Ids of tokens that are not text. That of unknown text is not among them, unless it is the end token too.
-    marked = {token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items() if about.special}
-    special = marked.union(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id})
+    special = special_tokens(tokenizer)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
     for messages in (turns, [*turns, turns[0]]):
         try:

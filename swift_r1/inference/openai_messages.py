@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swift_r1.inference.engines.base import Piece, TokenLogprob
-from swift_r1.tool_use.parsing import Parsed, with_arguments
+from swift_r1.tool_use.parsing import Parsed
 from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, Seed, Text, TokenId
 
 Stop = Annotated[str, Field(min_length=1)]
@@ -103,6 +103,11 @@ class NamedChoice(OpenAIModel):
 
 class StreamOptions(OpenAIModel):
     include_usage: bool = False
+    include_obfuscation: bool = False  # ignored: nothing is padded
+
+
+class TextFormat(OpenAIModel):
+    type: Literal["text"]
 
 
 class Generation(OpenAIModel):
@@ -118,7 +123,24 @@ class Generation(OpenAIModel):
     seed: Seed | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: Text | None = None  # accepted and ignored
+    # Of these only what changes no token is accepted.
+    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
+    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
+    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)
+    # Accepted and ignored.
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+    metadata: dict[str, Text] | None = None
+    service_tier: Text | None = None
+    store: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """OpenAI's `null` stands for what is not given."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     @property
     def wants_usage(self) -> bool:
@@ -151,6 +173,9 @@ class ChatRequest(Generation):
     tools: tuple[RequestTool, ...] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    response_format: TextFormat | None = None
+    modalities: tuple[Literal["text"], ...] = ()
+    reasoning_effort: Literal["none"] | None = None
 
     @model_validator(mode="after")
     def _choice_has_a_tool(self) -> ChatRequest:
@@ -165,7 +190,7 @@ class ChatRequest(Generation):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        return with_arguments([one.for_template() for one in self.messages])
+        return [one.for_template() for one in self.messages]
 
     @property
     def template_tools(self) -> list[dict[str, Any]]:
@@ -196,6 +221,9 @@ class CompletionRequest(Generation):
     )
     max_tokens: int = Field(default=16, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=5)
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
 
     @property
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
@@ -216,16 +244,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-
-
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """A whole completion."""
-    return Piece(
-        tuple(token for piece in pieces for token in piece.token_ids),
-        "".join(piece.text for piece in pieces),
-        tuple(one for piece in pieces for one in piece.logprobs),
-        pieces[-1].finish_reason if pieces else None,
-    )
 
 
 def chat_choice(index: int, choice: Piece, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:

@@ -15,9 +15,12 @@ from typing import Any
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import one_line
 from swift_r1.inference.admission import all_results, check_request, check_tokens
-from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas, Scored
+from swift_r1.inference.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
 from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.inference.metrics import ServerMetrics
+from swift_r1.inference.pieces import EnginePieces, Pieces
+from swift_r1.inference.sessions.gateway import Gateway
+from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.weights.expected import Shapes
@@ -53,6 +56,18 @@ class RolloutService:
         metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.admission.running)
         metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updates.sleeping.level)
         metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.admission.why_closed is None)
+
+    @property
+    def prompts(self) -> PromptTokenizer:
+        return self.engine.prompts
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.info.max_model_len
+
+    @property
+    def weight_version(self) -> int:
+        return self.machine.version
 
     def info(self) -> wire.ServerInfo:
         known = self.engine.info
@@ -103,6 +118,16 @@ class RolloutService:
                 self.metrics.completions.labels(one.finish_reason).inc()
                 self.metrics.tokens.inc(len(one.token_ids))
             return wire.RolloutOutput(request_id=request.request_id, completions=completions)
+
+    def pieces(
+        self, requests: Sequence[wire.RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+    ) -> Pieces:
+        """Their completions, piece by piece. Raises HTTPError (422) for a request that the model cannot take."""
+        for one in requests:
+            check_request(one, self.engine.info, self.max_n)
+        return EnginePieces(
+            self.engine, self.admission, lambda: self.weight_version, requests, seed, top_logprobs, special_tokens
+        )
 
     async def score(self, request: wire.ScoreRequest, lease: str | None) -> wire.ScoreResponse:
         """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
@@ -171,6 +196,19 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
     )
 
 
+def _gateway(config: RolloutArguments, metrics: ServerMetrics) -> Gateway:
+    def event(what: str) -> None:
+        metrics.sessions.labels(what).inc()
+
+    def call(kind: str) -> None:
+        metrics.session_calls.labels(kind).inc()
+
+    store = SessionStore(config.max_sessions, int(config.session_memory * 2**30), config.session_timeout, event)
+    metrics.gauge("swift_open_sessions", "Sessions that have not ended", lambda: len(store))
+    metrics.gauge("swift_session_bytes", "Size of their records", lambda: store.bytes)
+    return Gateway(store, call)
+
+
 class Lifecycle:
     """Loads the engine in the background, watches it, and says when the process must end."""
 
@@ -179,6 +217,7 @@ class Lifecycle:
         self.metrics = ServerMetrics()
         self.service: RolloutService | None = None  # until the engine has loaded
         self.dead: str | None = None  # why it cannot serve any more
+        self.gateway = _gateway(config, self.metrics)
         self.failure: BaseException | None = None  # what loading raised
 
     @property

@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.data.prompts import PromptEncoder
-
-_PLACEHOLDER = "swift-r1-turn-5d1e7c"  # stands for a turn where only what the template puts behind it is wanted
 
 
 class TurnFault(ValueError):
@@ -64,7 +63,7 @@ class Transcript:
         added = "" if self._revised else content[len(self.text) :]
         if added or not rest:
             self._take_end_back()
-        tail = self._behind(messages[:place], added, rest) if rest else added
+        tail = self._behind(messages, place, added) if rest else added
         ids = list(self._encoder.tokenize(tail)) if tail else []
         if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
             del ids[0]  # the model ended its turn itself
@@ -159,10 +158,8 @@ class Transcript:
             self.sampled_length = min(self.sampled_length, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
 
-    def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:
-        turn = {"role": "assistant", "content": _PLACEHOLDER + added}
-        text = self._encoder.render([*before, turn, *rest], self._tools)
-        _, found, behind = text.rpartition(_PLACEHOLDER)
-        if not found:
+    def _behind(self, messages: Sequence[Mapping[str, Any]], place: int, added: str) -> str:
+        behind = behind_turn(lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place, added)
+        if behind is None:
             raise TurnFault("the chat template leaves the model's last turn out")
         return behind

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import uvicorn
+from transformers import AutoTokenizer
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
+from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.models.loading import load_model
@@ -26,6 +28,7 @@ from swift_r1.weights.buckets import Tensors, parts_of
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import UpdateStatus
+from tests import tool_templates as templates
 
 WAIT_S = 60
 
@@ -94,13 +97,22 @@ def client(server_url: str) -> Iterator[RolloutClient]:
 
 
 @pytest.fixture
+def tool_tokenizer(tiny_model: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = templates.HERMES
+    return tokenizer
+
+
+@pytest.fixture
 def serve_engine() -> Iterator[Callable[..., str]]:
     """`serve_engine(engine, expected weights, **config) -> url`: the real HTTP server in a thread, over any engine."""
     stops: list[Callable[[], None]] = []
 
     def serve(engine: Any, expected: Any, **config: Any) -> str:
+        if not hasattr(engine, "prompts"):
+            engine.prompts = PromptTokenizer(None)  # of an engine that is asked for no text
         lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
-        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
+        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, config.get("api_key")), port=0, log_level="error"))
         listening = threading.Event()
 
         async def run() -> None:

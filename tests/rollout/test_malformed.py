@@ -33,6 +33,7 @@ class QuickEngine:
     scores_alone = False
     tokenizer = None
     turn_end = None
+    special: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.prompts = self
@@ -65,6 +66,14 @@ class QuickEngine:
         if not text:
             raise HTTPError(400, "the prompt has no tokens")
         return tuple(byte % VOCABULARY for byte in text.encode())
+
+    encode_more = encode
+
+    def behind(self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Any] = ()) -> tuple[int, ...]:
+        return self.render([*messages[place + 1 :], {"role": "assistant", "content": ""}])
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        return ["a"] * len(token_ids)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return (0.0,) * (len(sequence) - 1)

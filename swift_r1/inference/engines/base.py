@@ -10,7 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from swift_r1.data.prompt_templates import rendered, renders_tools, turn_end
+from swift_r1.data import prompt_templates as templates
+from swift_r1.errors import UsageError
+from swift_r1.tool_use.parsing import with_arguments
 from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HTTPError, SamplingParams, StreamedTensor
 
 
@@ -69,6 +71,7 @@ class Piece:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    versions: tuple[tuple[int, int], ...] | None = None  # of the last piece: as in `Generated`, of the whole completion
 
 
 class PromptTokenizer:
@@ -80,19 +83,25 @@ class PromptTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
         is no template, it refuses the messages, or it has no place for tools."""
-        from jinja2 import TemplateError
-
-        if not self.tokenizer.chat_template:
-            raise HTTPError(400, "this model has no chat template: use /v1/completions")
-        if tools and not renders_tools(self.tokenizer):
-            raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
-        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        try:
+        with self._template(tools) as given:
             return tuple(
-                self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **given)
+                self.tokenizer.apply_chat_template(
+                    self._known(messages), add_generation_prompt=True, return_dict=False, **given
+                )
             )
-        except TemplateError as error:
-            raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
+
+    def behind(
+        self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...] | None:
+        """What follows the text and the tool calls of the model's turn `messages[place]`, with the opening of the next
+        one; None where the template does not say. Raises HTTPError (400) as `render`."""
+        with self._template(tools) as given:
+            try:
+                render = partial(templates.rendered, self.tokenizer, **given)
+                text = templates.behind_turn(render, self._known(messages), place)
+            except UsageError:  # it wants to see the calls, whose end it does not tell from its own
+                return None
+            return None if text is None else self.encode_more(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Raises HTTPError (400) for a text without tokens."""
@@ -101,10 +110,44 @@ class PromptTokenizer:
             raise HTTPError(400, "the prompt has no tokens")
         return tokens
 
+    def encode_more(self, text: str) -> tuple[int, ...]:
+        """Of a text that goes on behind others."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Of each token alone."""
+        return [self.tokenizer.decode([token]) for token in token_ids]
+
     @cached_property
     def turn_end(self) -> int | None:
         """The token that ends an answer in the model's template, where there is one."""
-        return turn_end(partial(rendered, self.tokenizer), self.tokenizer)
+        return templates.turn_end(partial(templates.rendered, self.tokenizer), self.tokenizer)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return templates.special_tokens(self.tokenizer)
+
+    @contextmanager
+    def _template(self, tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        from jinja2 import TemplateError
+
+        if not self.tokenizer.chat_template:
+            raise HTTPError(400, "this model has no chat template: use /v1/completions")
+        if tools and not templates.renders_tools(self.tokenizer):
+            raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
+        try:
+            yield {"tools": list(tools)} if tools else {}
+        except TemplateError as error:
+            raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
+
+    def _known(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """As templates know them. One that does not know OpenAI's `developer`, the new name of the system, would leave
+        its message out."""
+        known = with_arguments(messages)
+        if "developer" in templates.tool_template(self.tokenizer):
+            return known
+        return [one | {"role": "system"} if one["role"] == "developer" else one for one in known]
 
 
 _NO_NCCL = "this engine takes no weights over NCCL"

@@ -98,6 +98,7 @@ class VllmEngine:
             skip_special_tokens=not special_tokens,
             output_kind=RequestOutputKind.DELTA,
         )
+        adapted = ((0, self._version),) if self._adapter is not None else None
         async for output in self._outputs(prompt, params):
             one = output.outputs[0]
             tokens = tuple(one.token_ids)
@@ -105,7 +106,8 @@ class VllmEngine:
             if top_logprobs is not None and one.logprobs is not None:
                 entries = zip(tokens, one.logprobs, strict=True)
                 logprobs = tuple(_token_logprob(token, entry or {}, top_logprobs) for token, entry in entries)
-            yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason))
+            versions = None if one.finish_reason is None else adapted or _versions(one)
+            yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason), versions)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return _logprobs(sequence[1:], await self._of_prompt(sequence, 0))

@@ -1,0 +1,93 @@
+"""Answers of the server: errors are one plain sentence, in OpenAI's shape on OpenAI's paths."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from swift_r1.inference.openai_messages import error as openai_error
+from swift_r1.wire import protocol as wire
+from swift_r1.wire.protocol import EngineDead, HTTPError, Overloaded
+
+T = TypeVar("T")
+_OPENAI = re.compile(r"(/v1/sessions/[^/]*)?/v1/(chat|completions|models|responses|embeddings)(?=/|$)")
+
+
+def add_errors(app: FastAPI) -> None:
+    @app.exception_handler(HTTPError)
+    async def refused(request: Request, error: HTTPError) -> Response:
+        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Overloaded) else None
+        return error_answer(error.status, error.message, error.retry_after, request.scope["path"], headers=full)
+
+    @app.exception_handler(EngineDead)
+    async def engine_dead(request: Request, error: EngineDead) -> Response:
+        return error_answer(503, str(error), path=request.scope["path"])
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first, *others = error.errors()
+        # "body", 12 is pydantic's way to say: no JSON at byte 12.
+        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
+        more = f" (and {len(others)} more)" if others else ""
+        sentence = f"{where or 'body'}: {first['msg']}{more}"
+        return error_answer(422, sentence, path=request.scope["path"], param=where or None)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        return error_answer(error.status_code, str(error.detail), path=request.scope["path"], headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, error: Exception) -> Response:
+        sentence = f"a defect of the server, its log has the traceback ({type(error).__name__})"
+        return error_answer(500, sentence, path=request.scope["path"])
+
+
+def json_answer(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+def error_answer(
+    status: int,
+    sentence: str,
+    retry_after: int | None = None,
+    path: str = "",
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """One sentence; in OpenAI's shape (and with its 400 for what is not valid) where `path` is OpenAI's."""
+    headers = dict(headers or {}) | ({"Retry-After": str(retry_after)} if retry_after is not None else {})
+    if (spoken := _OPENAI.match(path)) is None:
+        return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+    status = 400 if status == 422 else status
+    code = "model_not_found" if status == 404 and spoken[1] is None else None
+    return JSONResponse(openai_error(status, sentence, param, code), status_code=status, headers=headers)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client hangs up first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPError(499, "the client hung up")
+        return task.result()
+    except asyncio.CancelledError:
+        # A handler is cancelled only when the server ends and its time to drain is over.
+        raise HTTPError(503, "the server is shutting down", 5) from None
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,30 @@
+"""`/v1/sessions`: opening, reading and ending a session; its own address is among OpenAI's routes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from swift_r1.inference.answers import json_answer
+from swift_r1.inference.sessions.gateway import Gateway
+from swift_r1.wire import sessions as wire
+
+
+def add_sessions(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/sessions", response_model=wire.Session)
+    async def open_session(request: Request, body: wire.SessionRequest) -> Response:
+        state = gateway.store.open(body)
+        # As the caller has reached the server, so that an agent beside it does too.
+        address = f"{str(request.base_url).rstrip('/')}/v1/sessions/{state.name}/v1"
+        return json_answer(
+            wire.Session(id=state.name, base_url=address, api_key=state.key, timeout=gateway.store.timeout)
+        )
+
+    @app.get("/v1/sessions/{session}", response_model=wire.SessionRecord)
+    async def record(session: str) -> Response:
+        return json_answer(gateway.store.get(session).record())
+
+    @app.delete("/v1/sessions/{session}")
+    async def delete(session: str) -> Response:
+        gateway.delete(session)
+        return JSONResponse({})

@@ -1,0 +1,1 @@
+"""Sessions: what an agent's calls were, in tokens. Nothing here knows HTTP; only `gateway` waits for an engine."""
