@@ -53,8 +53,9 @@ class Engine:
     scores_alone = False
 
     def __init__(self, tokens: int = 64) -> None:
-        from swift_r1.inference.engines.base import EngineInfo
+        from swift_r1.inference.engines.base import EngineInfo, PromptTokenizer
 
+        self.prompts = PromptTokenizer(None)  # asked for no text
         self.tokens = tokens
 
         self.info = EngineInfo("scripted", "0", 100, "", 1024, "float32")

@@ -17,7 +17,7 @@ import uvicorn
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import relays
-from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.inference.engines.base import EngineInfo, Generated, PromptTokenizer
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.weights.buckets import Hash
@@ -39,6 +39,7 @@ class NotingEngine:
     dead = False
     scores_alone = False
     info = EngineInfo("noting", "0", 100, "", 1024, "float32")
+    prompts = PromptTokenizer(None)  # asked for no text
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.base import EngineInfo, Generated, Replicas
+from swift_r1.inference.engines.base import EngineInfo, Generated, PromptTokenizer, Replicas
 from swift_r1.inference.engines.vllm_start import replica_environments
 from swift_r1.sampling.remote import mean_difference, probe_sequences
 from swift_r1.wire.client import RolloutClient
@@ -30,7 +30,7 @@ class Copy:
     """An engine that says its `number` once it is released."""
 
     scores_alone = False
-    prompts = None
+    prompts = PromptTokenizer(None)  # asked for no text
     dead = False
 
     def __init__(self, number: int) -> None:
