@@ -142,8 +142,9 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
         with suppress(asyncio.CancelledError):
             await life
         await asyncio.to_thread(lifecycle.close)
-        for killed in multiprocessing.active_children():  # by vLLM, where an engine took long to end
-            await asyncio.to_thread(killed.join, _KILLED_S)
+        for left in multiprocessing.active_children():  # that still loads, or that vLLM has killed and not collected
+            left.kill()
+            await asyncio.to_thread(left.join, _KILLED_S)
         remove_leftovers()
     if code[0] != EXIT_OK:
         # A signal to the whole process group ends the engine too; that is no failure.

@@ -17,6 +17,7 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.connections import KEEP_ALIVE
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo, ServerRefused
 from tests.rollout.conftest import push_weights
 
@@ -176,7 +177,7 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
             async with client.open_async() as http, http.stream("GET", "/health") as response:
                 assert http.timeout.read is http.timeout.write is http.timeout.pool is None
                 connection = response.extensions["network_stream"].get_extra_info("socket")
-                return [connection.getsockopt(level, option) for level, option, _ in client_module._KEEP_ALIVE]
+                return [connection.getsockopt(level, option) for level, option, _ in KEEP_ALIVE]
 
         assert asyncio.run(options()) == [1, 30, 10, 3]
 
