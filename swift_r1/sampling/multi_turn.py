@@ -18,7 +18,7 @@ from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, Generator, OnDone, ignore_output
+from swift_r1.sampling.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
 from swift_r1.sampling.staleness import spans_of
 from swift_r1.sampling.transcript import TurnFault
 from swift_r1.sampling.turn_engine import Limits, Play, TurnEngine, playing
@@ -57,7 +57,8 @@ class OneTurn:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        return Conversation(request_id, prompt, completion, (True,) * len(ids), (ids,), messages, text)
+        whole = TokenSequence(prompt.token_ids, completion, (True,) * len(ids))
+        return Conversation(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
 
 
 class MultiTurn:
@@ -246,13 +247,14 @@ def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversat
         newest_weight_version=max(versions) if len(spans) > 1 else None,
         weight_versions=spans if len(spans) > 1 else None,
     )
+    mask = tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end]))
     return Conversation(
         request_id=play.request.request_id.rpartition("/")[0],
         prompt=play.prompt,
-        completion=completion,
-        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
+        sequences=(TokenSequence(play.prompt.token_ids, completion, mask),),
         turns=transcript.turn_token_ids,
         messages=messages,
         text=messages[-1]["content"] if is_text else transcript.text,
+        finish_reason=play.finish_reason,
         infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
     )

@@ -294,7 +294,7 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        completions = [item.conversation.completion for item in scored.generated]
+        completions = [one for item in scored.generated for one in item.conversation.completions]
         rounds, allowed = oldest_rounds(completions, self.rollouts.served), sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(

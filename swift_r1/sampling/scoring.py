@@ -132,7 +132,7 @@ class Scoring:
             prompt_id=[one.prompt.prompt_id for one in group],
             request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],  # a scheduler's uuid
             dataset=[one.prompt.dataset for one in group],
-            finish_reason=[one.completion.finish_reason for one in group],
+            finish_reason=[one.finish_reason for one in group],
             response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
             **more,
         )
@@ -187,14 +187,15 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
     tokens."""
     conversations = [item.conversation for item in scored]
-    lengths = [len(one.completion.token_ids) for one in conversations]
+    lengths = [one.length for one in conversations]
     several = {}
     if conversations[0].infos is not None:
         turns = [len(one.turns) for one in conversations]
         several = {
             "multi_turn/mean_turns": mean(turns),
             "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(one.loss_mask) for one in conversations) / sum(lengths),
+            "multi_turn/trained_tokens": sum(sum(own.loss_mask) for one in conversations for own in one.sequences)
+            / max(1, sum(lengths)),
         }
     return (
         several
@@ -202,9 +203,7 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
         | {
             "completions/mean_length": mean(lengths),
             "completions/max_length": float(max(lengths)),
-            "completions/clipped_ratio": mean(
-                [float(one.completion.finish_reason == "length") for one in conversations]
-            ),
+            "completions/clipped_ratio": mean([float(one.finish_reason == "length") for one in conversations]),
         }
     )
 
@@ -235,7 +234,7 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     metrics |= text_metrics([item.conversation for item in everything])
-    versions = [item.conversation.completion.weight_version for item in everything]
+    versions = [one.weight_version for item in everything for one in item.conversation.completions]
     metrics["rollout/weight_version"] = float(min(versions))
     return metrics | scored.metrics
 
@@ -243,7 +242,8 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
     which is the end of `prompt` too."""
-    conversation, completion = item.conversation, item.conversation.completion
+    conversation, completions = item.conversation, item.conversation.completions
+    newest = [one.newest_weight_version or one.weight_version for one in completions]
     row: dict[str, Any] = {
         "step": step,
         "prompt_id": conversation.prompt.prompt_id,
@@ -255,14 +255,18 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         **{f"rewards/{name}": value for name, value in item.rewards.items()},
         "reward": item.reward,
         "advantage": advantage,
-        "tokens": len(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "weight_version": completion.weight_version,
+        "tokens": conversation.length,
+        "finish_reason": conversation.finish_reason,
+        "weight_version": min((one.weight_version for one in completions), default=None),
     }
-    if completion.newest_weight_version is not None:  # several versions wrote it; `weight_version` is the oldest
-        row["newest_weight_version"] = completion.newest_weight_version
-        if completion.weight_versions:
-            row["weight_versions"] = completion.weight_versions
+    if completions and max(newest) != row["weight_version"]:  # which is the oldest of several that wrote it
+        row["newest_weight_version"] = max(newest)
+        if len(completions) == 1 and completions[0].weight_versions:
+            row["weight_versions"] = completions[0].weight_versions
+    if len(completions) != 1:
+        row["sequences"] = len(completions)
+    if conversation.failure is not None:
+        row["failure"] = conversation.failure
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
         if "tool_calls" in conversation.infos:  # without what a repeated run has otherwise
