@@ -32,6 +32,12 @@ OnDone = Callable[[int], None]  # told how many more completions have ended
 OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
 
 
+FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result")
+"""Why an agent's episode has no valid reward: its class raised; its command ended with another code than 0; its
+deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
+returned is no result."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
     """What goes through the model as one row of a batch: a prompt, and `T` tokens behind it."""
@@ -55,7 +61,7 @@ class Conversation:
     text: str  # what rewards see: the last turn, a response prefix included
     finish_reason: FinishReason
     infos: Mapping[str, Any] | None = None  # what scheduler or agent noted, `num_turns` at least; None without one
-    failure: str | None = None  # the kind of what went wrong in an agent's episode: it has no valid reward
+    failure: str | None = None  # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
 
     @property
     def completions(self) -> list[Completion]:

@@ -38,6 +38,24 @@ class Turns(Protocol):
         pass None."""
 
 
+class Players(Protocol):
+    """Conversations that wait for turns of the model, on rank 0."""
+
+    def begin(self, asked: Asked) -> None:
+        """Starts the conversations of all requests."""
+
+    def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
+        """The turns that conversations wait for, once all wait or have ended; none when all have."""
+        ...
+
+    def answer(self, completions: Sequence[wire.Completion]) -> None:
+        """Continues the conversations that waited, in the order of `asked`."""
+
+    def take_ended(self) -> list[list[Conversation]]:
+        """The groups of conversations that have ended since the last call."""
+        ...
+
+
 class OneTurn:
     """A conversation is what the engine answers."""
 
@@ -62,11 +80,11 @@ class OneTurn:
 
 
 class MultiTurn:
-    """Schedulers lead the conversations, all of a round together: `infer_async` waits until every other conversation
+    """Schedulers or agents lead the conversations, all of a round together: a turn waits until every other conversation
     waits too or has ended, then the turns of all are generated in one call of the engine, on all ranks. So batches, and
     with seeds the tokens, do not depend on how long a scheduler takes. `stage` is on rank 0."""
 
-    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Stage | None) -> None:
+    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Players | None) -> None:
         self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
@@ -117,7 +135,7 @@ class Stage:
 
     def begin(self, asked: Asked) -> None:
         """Starts the conversations of all requests."""
-        self._groups = [[Play(prompt, _one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
+        self._groups = [[Play(prompt, one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
         self._ended = 0
         self._call(self._start([play for group in self._groups for play in group]))
 
@@ -209,7 +227,7 @@ class Stage:
         return result
 
 
-def _one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
+def one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
     """The request for one of its completions."""
     seeds = request.seeds and request.seeds[index : index + 1]
     return request.model_copy(update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.runs.recorded import FIELDS
-from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.base import FAILURES, Conversation
 from swift_r1.sampling.texts import text_metrics
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
@@ -98,6 +98,9 @@ class Scoring:
         if len(self._groups) != len(self._places):
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
+        flat = [one for place in sorted(self._groups) for one in self._groups[place]]
+        failed = {place for place, one in enumerate(flat) if one.failure is not None}
+        columns = [_without(column, failed) for column in columns] if failed else columns
         totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
         ended = [
             (conversation, self._first + place, number)
@@ -110,8 +113,8 @@ class Scoring:
                 group=group,
                 number=number,
                 rewards={column.name: column.values[i] for column in columns},
-                reward=totals.rewards[i],
-                objective=totals.objectives[i],
+                reward=math.nan if i in failed else totals.rewards[i],
+                objective=math.nan if i in failed else totals.objectives[i],
             )
             for i, (conversation, group, number) in enumerate(ended)
         ]
@@ -136,6 +139,12 @@ class Scoring:
             response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
             **more,
         )
+
+
+def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
+    """What a function said of episodes that failed is no reward, and no fault of its own."""
+    values = tuple(None if place in failed else value for place, value in enumerate(column.values))
+    return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
@@ -200,6 +209,7 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     return (
         several
         | tool_metrics(conversations)
+        | agent_metrics(conversations)
         | {
             "completions/mean_length": mean(lengths),
             "completions/max_length": float(max(lengths)),
@@ -227,6 +237,27 @@ def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
             f"tools/{name}/seconds": math.fsum(call.get("seconds", 0.0) for call in own),
         }
     return metrics
+
+
+def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
+    (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
+    extend no earlier one. Nothing without an agent."""
+    about = [one.infos["agent"] for one in conversations if one.infos is not None and "agent" in one.infos]
+    if not about:
+        return {}
+    failed = Counter(one.failure.partition(":")[0] for one in conversations if one.failure is not None)
+    kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
+    return {
+        "agent/failed": float(failed.total()),
+        **{f"agent/{kind}": float(failed[kind]) for kind in FAILURES},
+        "agent/limited": float(sum(one["limited"] for one in about)),
+        "agent/sequences": sum(len(one.sequences) for one in conversations) / len(about),
+        "agent/seconds": sum(one["seconds"] for one in about) / len(about),
+        "agent/overruled": float(sum(one["overruled"] for one in about)),
+        "agent/constrained": float(sum(one["constrained"] for one in about)),
+        **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
+    }
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:

@@ -121,7 +121,7 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
         before = encoder.tokenize(encoder.render([{"role": "user", "content": content}]))
         with torch.no_grad():
             logits = model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
-        logps, mask = logits.log_softmax(-1), torch.tensor(item.conversation.loss_mask)
+        logps, mask = logits.log_softmax(-1), torch.tensor(item.conversation.sequences[0].loss_mask)
         own = logps.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
         torch.testing.assert_close(found[number, : len(ids)][mask], own[mask], rtol=0, atol=1e-5)
         row = micro.samples.tolist().index(number)
@@ -164,7 +164,7 @@ def test_the_loss_is_the_kl_over_whole_distributions(student, teachers):
     model, total, count = AutoModelForCausalLM.from_pretrained(teachers["llama"]), 0.0, 0
     for item in scored.trained:
         prompt, ids = item.conversation.prompt.token_ids, item.conversation.completions[0].token_ids
-        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.conversation.loss_mask)
+        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.conversation.sequences[0].loss_mask)
         p, q = (
             (one(inputs).logits[0, len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)[mask]
             for one in (other.model, model)
