@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from swift_r1.agents.episodes import AgentLimits, AgentRunner, Episodes, ServedEpisodes
-from swift_r1.agents.gateway import AgentGateway, AgentModel
-from swift_r1.agents.parent import Order
-from swift_r1.agents.processes import AgentProcesses
+from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.episodes.gateway import AgentGateway, AgentModel
+from swift_r1.episodes.parent import Order
+from swift_r1.episodes.processes import AgentProcesses
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments

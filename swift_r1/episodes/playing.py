@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from swift_r1.agents.gateway import AgentGateway
-from swift_r1.agents.outcome import Play, conversation_of
-from swift_r1.agents.processes import AgentProcesses, Ended
+from swift_r1.episodes.gateway import AgentGateway
+from swift_r1.episodes.outcome import Play, conversation_of
+from swift_r1.episodes.processes import AgentProcesses, Ended
 from swift_r1.data.prompts import Prompt
 from swift_r1.sampling.base import Conversation, OnDone
 from swift_r1.sampling.calls import OpenCalls
@@ -22,7 +22,7 @@ from swift_r1.sampling.multi_turn import Asked, OnGroup, one_of
 from swift_r1.wire import sessions as wire
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 
-logger = logging.getLogger("swift_r1.agents")
+logger = logging.getLogger("swift_r1.episodes")
 
 _MOST_CALLS = 1000  # of an episode without --max_turns
 _KILL_S = 30.0  # for what was killed to be gone

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swift_r1.agents.parent import Order
+from swift_r1.episodes.parent import Order
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.pool import START_SECONDS
 
@@ -54,7 +54,7 @@ class AgentProcesses:
         """Raises UsageError where plugins cannot be loaded there, RunFailed where it does not come up."""
         ours, theirs = socket.socketpair()
         with theirs:
-            words = [sys.executable, "-m", "swift_r1.agents.parent", str(theirs.fileno())]
+            words = [sys.executable, "-m", "swift_r1.episodes.parent", str(theirs.fileno())]
             self._parent = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
         self._send(asdict(self._order))
