@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swift_r1.episodes.processes import Ended
 from swift_r1.data.prompts import Prompt
+from swift_r1.episodes.processes import Ended
 from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.sessions.session import SessionState
 from swift_r1.rewards.confine import MEMORY_EXIT

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from swift_r1.data.prompts import Prompt
 from swift_r1.episodes.gateway import AgentGateway
 from swift_r1.episodes.outcome import Play, conversation_of
 from swift_r1.episodes.processes import AgentProcesses, Ended
-from swift_r1.data.prompts import Prompt
 from swift_r1.sampling.base import Conversation, OnDone
 from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.multi_turn import Asked, OnGroup, one_of

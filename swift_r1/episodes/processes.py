@@ -50,6 +50,12 @@ class AgentProcesses:
         self._numbers = 0
         self._starting = asyncio.Lock()
 
+    @property
+    def pid(self) -> int:
+        """Of the parent."""
+        assert self._parent is not None
+        return self._parent.pid
+
     async def start(self) -> None:
         """Raises UsageError where plugins cannot be loaded there, RunFailed where it does not come up."""
         ours, theirs = socket.socketpair()

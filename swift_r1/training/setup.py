@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
-from swift_r1.episodes.gateway import AgentGateway, AgentModel
-from swift_r1.episodes.parent import Order
-from swift_r1.episodes.processes import AgentProcesses
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.episodes.gateway import AgentGateway, AgentModel
+from swift_r1.episodes.parent import Order
+from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.episodes.processes import AgentProcesses
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.engines.checks import check_engine
