@@ -139,6 +139,8 @@ def stages(tiny_model: Path) -> Iterator[Callable[..., Stage]]:
     engine = TransformersEngine(model, tokenizer, (tokenizer.eos_token_id,), tokenizer.pad_token_id)
     known: dict[Any, Stage] = {}
     with ExitStack() as cleanup:
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # agents need the cores too
 
         def stage(agent: str | None = None, command: Sequence[str] = (), memory: float = 2.0) -> Stage:
             key = agent, tuple(command)
