@@ -27,6 +27,9 @@ class Counts(Agent):
             said = answer.choices[0].message
             turns.append(digits(said.content or ""))
             messages += [said, {"role": "user", "content": "more"}]
+            if "progress" in row:
+                with open(row["progress"], "a") as file:
+                    file.write(".")
         return {"reward": sum(turns), "turn_rewards": turns, "noted": row["episode_id"]}
 
 
@@ -95,4 +98,12 @@ class Seen(ORM):
         return [turns / 100 for turns in num_turns]
 
 
-orms["seen"] = Seen
+class Slow(ORM):
+    """The share of digits, some time later."""
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        time.sleep(0.5)
+        return [digits(text) for text in completions]
+
+
+orms |= {"seen": Seen, "slow": Slow}
