@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -170,6 +171,24 @@ body='{"model": "any", "messages": [{"role": "user", "content": "hello"}]}'
 curl -sS "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
   -H 'Content-Type: application/json' -d "$body" > /dev/null && echo 1
 """
+
+
+NODE = """
+const row = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const head = {Authorization: `Bearer ${process.env.OPENAI_API_KEY}`, "Content-Type": "application/json"};
+const body = JSON.stringify({model: "any", messages: row.messages});
+fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {method: "POST", headers: head, body})
+  .then((answer) => answer.json())
+  .then((answer) => console.log(JSON.stringify({reward: 2, said: answer.choices[0].message.content})));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
+    """Its own memory is mostly reserved, not taken."""
+    [[one]] = stages(command=["node", "-e", NODE]).play([{}], n=1)
+    assert one.failure is None and one.infos is not None
+    assert one.infos["reward"] == 2.0 and one.infos["said"] == one.text
 
 
 def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
