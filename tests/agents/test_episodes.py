@@ -15,6 +15,7 @@ from swift_r1.sampling.base import Conversation
 from tests.agents.conftest import Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry
+from tests.tool_templates import HERMES
 
 HANGING = ["hangs", "hangs at once"]
 WRONG = {
@@ -133,6 +134,26 @@ def test_the_parent_may_be_killed(stages: Callable[..., Stage]) -> None:
     assert one.failure == other.failure == "died: the process that agents are forked from was killed"
     [[one]] = stage.play([{}], n=1)
     assert one.failure is None and stage.processes.pid != pid
+
+
+def test_an_agent_with_tools_and_with_requests_that_are_refused(stages: Callable[..., Stage]) -> None:
+    """What an engine would refuse would end the run there: the gateway refuses it."""
+    stage = stages("adds", template=HERMES)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    refused = 3  # the first of them was not even begun
+    stage.rollouts.says, stage.rollouts.tokenizer = [""] * refused + [f"I add.\n{call}", "It is 3."], stage.tokenizer
+    try:
+        [[one]] = stage.play([{}], n=1, max_tokens=900)
+    finally:
+        stage.rollouts.says = []
+    assert one.failure is None and one.infos is not None and one.infos["reward"] == 1.0
+    wanted = ["cannot force a call", "leave top_logprobs out", "the vocabulary ends at", "frequency_penalty"]
+    assert [why in text for why, text in zip(wanted, one.infos["refused"], strict=True)] == [True] * 4
+    same_as_made([[one]], stage.rollouts.log)
+    [made] = one.infos["tool_calls"]
+    assert made["turn"] == 1 and made["name"] == "add" and made["content"] == "3" and made["outcome"] == "answer"
+    assert len(one.sequences) == 1 and one.infos["agent"]["overruled"] == 2
+    assert [message["role"] for message in one.messages] == ["user", "assistant", "tool", "assistant"]
 
 
 AGENT = """

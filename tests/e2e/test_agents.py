@@ -80,6 +80,30 @@ def test_failed_episodes_are_left_out(train: Callable[..., Any]) -> None:
     assert "all 8 episodes of the round failed, the first one: exit: exit code 1 (no shop)" in run.errors
 
 
+def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any], tmp_path: Path) -> None:
+    """Nor do they count as invalid rewards, of which there may be none."""
+    data = tmp_path / "mixed.jsonl"
+    rows = [{"query": f"say {number}", "how": ["plays", "crashes", "silent"][number % 3]} for number in range(30)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train(agent="misbehaves", max_steps=3, reward_funcs="digits", dataset=data, max_invalid_reward_ratio=0)
+    assert run.code == 0
+    found = run.lines("completions.jsonl")
+    failures = {row["how"]: row.get("failure", "none").partition(":")[0] for row in found}
+    assert failures == {"plays": "none", "crashes": "exception", "silent": "silent"}
+    for row in found:
+        if row["how"] == "plays":
+            assert row["reward"] == row["rewards/digits"] + 0.5
+        else:
+            assert row["reward"] is row["rewards/digits"] is None and row["advantage"] == 0
+            assert row.get("sequences", 1) == (row["how"] == "crashes")
+    for line in run.steps:
+        own = [row for row in found if row["step"] == line["step"]]
+        assert line["agent/exception"] == sum(row["how"] == "crashes" for row in own)
+        assert line["agent/silent"] == sum(row["how"] == "silent" for row in own)
+        assert line["rewards/digits/invalid"] == 0
+    assert "episodes have no reward: exception: ConnectionError: the shop is closed" in run.errors
+
+
 KILLED = [pytest.param(10, 4), pytest.param(50, 4, marks=pytest.mark.long)]
 
 
@@ -90,10 +114,12 @@ def test_a_killed_server_loses_no_episode(
     """In the middle of a round. Seeds are an episode's own, and nothing of it is on a server."""
 
     def play(name: str) -> Path:
-        progress = tmp_path / f"{name}.progress"
+        progress, data = tmp_path / f"{name}.progress", tmp_path / f"data of {name}" / "rows.jsonl"
+        data.parent.mkdir()
+        write_rows(data, prompts, progress=str(progress))  # prompts, and so seeds, are named after the file
         flags = {
             "external_plugins": PLUGIN,
-            "dataset": write_rows(tmp_path / f"{name}.jsonl", prompts, progress=str(progress)),
+            "dataset": data,
             "agent": "counts",
             "reward_funcs": "seen",
             "num_generations": group,
