@@ -18,8 +18,8 @@ from swift_r1.errors import EXIT_OK, UsageError
 
 _USAGE = """swift init [FOLDER] [--task TASK] [--model M]
 
-Writes a folder to start from: plugin.py with a dataset and a reward, data.jsonl with a dozen rows, and run.yaml with the
-flags. Then it checks them, without a model. In a terminal it asks for what is not given. Tasks:
+Writes a folder to start from: plugin.py with a dataset and a reward, data.jsonl with a dozen rows, and run.yaml with
+the flags. Then it checks them, without a model. In a terminal it asks for what is not given. Tasks:
 """ + "".join(f"\n  {name:<8} {what}" for name, what in TASKS.items())
 _EXAMPLES = """
 swift init
