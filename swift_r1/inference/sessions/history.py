@@ -58,18 +58,22 @@ def _key(message: Message, ids: dict[str, int]) -> bytes:
             calls.append([call["function"]["name"], _arguments(call["function"]["arguments"])])
     answers = message.get("tool_call_id")
     number = None if answers is None else ids.setdefault(answers, len(ids))
-    more = [message.get("name") if role != "tool" else None, message.get("reasoning_content") or None]
-    return digest(canonical([role, text, calls, number, *more]))
+    return digest(canonical([role, text, calls, number, message.get("reasoning_content") or None]))
 
 
-def _arguments(text: Any) -> Any:
-    """Of a tool call: what the JSON says; a text that is none, without its outer white space."""
-    if not isinstance(text, str):
-        return text
+def _arguments(text: str) -> str:
+    """Of a tool call: JSON of one form; a text that is none, or is nested beyond reading, without its outer white
+    space."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return canonical(json.loads(text, parse_float=_number)).decode()
+    except (ValueError, RecursionError):
         return text.strip()
+
+
+def _number(text: str) -> float:
+    """1.0 is 1, as JavaScript writes it."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def heads(start: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:
