@@ -221,6 +221,17 @@ def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
         one.chat()
 
 
+def test_a_servers_key_that_looks_like_a_sessions_opens_everything(
+    engine: ScriptedEngine, serve_engine: Callable[..., str]
+) -> None:
+    key = "swift-session-of-mine"
+    session = Opened(serve_engine(engine, {}, api_key=key), key)
+    session.chat()
+    session.client = session.talk(api_key=key)
+    session.chat()
+    assert len(session.record().calls) == 2
+
+
 def test_a_server_without_a_key_still_keeps_sessions_apart(url: str) -> None:
     one, two = Opened(url), Opened(url)
     one.client = one.talk(api_key="none")
