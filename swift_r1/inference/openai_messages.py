@@ -25,20 +25,27 @@ class TextPart(OpenAIModel):
     text: Text
 
 
+_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said (`parsed_arguments`, `index`)
+
+
 class CalledFunction(OpenAIModel):
+    model_config = _SENT_BACK
+
     name: Text
     arguments: Text
 
 
 class MessageToolCall(OpenAIModel):
+    model_config = _SENT_BACK
+
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a stream's pieces, which some clients send back
 
 
 class ChatMessage(OpenAIModel):
-    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields."""
+    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields and with
+    what they add."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | tuple[TextPart, ...] | None = None
@@ -47,15 +54,21 @@ class ChatMessage(OpenAIModel):
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: None = None
-    annotations: tuple[()] | None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_clients_add(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            return {name: value for name, value in message.items() if name in cls.model_fields}
+        return message
 
     @model_validator(mode="after")
     def _whole(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of the {self.role} has no tool_calls")
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+        if self.content is None and self.role != "assistant":
             raise ValueError(f"the message of the {self.role} has no content")
         return self
 
@@ -69,7 +82,7 @@ class ChatMessage(OpenAIModel):
         """What chat templates read of it."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.tool_calls:
-            message["tool_calls"] = [one.model_dump(exclude={"index"}) for one in self.tool_calls]
+            message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
             if (value := getattr(self, name)) is not None:
                 message[name] = value

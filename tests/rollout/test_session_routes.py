@@ -169,6 +169,32 @@ def test_what_changes_no_token_is_accepted_and_the_rest_refused(url: str) -> Non
         session.client.responses.create(model="none", input="hi")
 
 
+def test_what_clients_add_to_the_models_message_is_ignored(url: str, engine: ScriptedEngine) -> None:
+    """As openai's `parse` and LiteLLM send it back, and `null` for an answer without a word."""
+    session = Opened(url)
+    engine.says = [CALL, "", "yes"]
+    [call] = session.chat(tools=[ADD]).choices[0].message.tool_calls
+    function = call.function.model_dump() | {"parsed_arguments": {"a": 1, "b": 2}}
+    made = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call.id, "type": "function", "index": 0, "function": function}],
+        "parsed": None,
+        "refusal": None,
+        "annotations": [],
+        "provider_specific_fields": {"refusal": None},
+    }
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+    assert session.chat(USER, made, answer, tools=[ADD]).choices[0].message.content == ""
+    session.chat(USER, made, answer, {"role": "assistant", "content": None}, USER, tools=[ADD])
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 2}
+    same_as_logged(record, engine.log)
+    for wrong in ({"role": "user", "content": "a", "parsed": 1}, {"role": "assistant", "refusal": "no"}):
+        with pytest.raises(openai.BadRequestError):
+            session.chat(wrong)
+
+
 def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
     url: str, engine: ScriptedEngine
 ) -> None:
