@@ -129,6 +129,24 @@ def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     assert call(state, user("a"), other, answer, tools=[TOOL]).kind == "edited"
 
 
+@pytest.mark.parametrize("opening", ["<think>\n", ""])  # the template may have written it
+def test_reasoning_that_clients_take_out_of_the_text_is_no_edit(opening: str) -> None:
+    says = f"{opening}hm, 1\n</think>\n\nIt is 3."
+    for sent_back in (
+        says,
+        "<think>\n\nhm, 1\n\n</think>It is 3.",
+        {"content": "It is 3.", "reasoning_content": "hm, 1"},
+    ):
+        state = opened()
+        call(state, A, says=says)
+        back = model("") | (sent_back if isinstance(sent_back, dict) else {"content": sent_back})
+        assert call(state, A, back, B).kind == "extends"
+        assert shown(state.record().sequences[0].token_ids).startswith(says)
+    state = opened()
+    call(state, A, says=says)
+    assert call(state, A, model("It is 3."), B).kind == "edited"  # the model no longer reads what it thought
+
+
 A, B, C, D = (user(letter) for letter in "abcd")
 Y, N = model("yes"), model("no")
 S = system("s")

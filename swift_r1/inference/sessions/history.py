@@ -1,8 +1,8 @@
 """What an agent sends with a call, compared with what was there: does it continue a conversation, and if not, why not.
 
 Each message has a key; two messages with one key mean the same to the conversation. For the model's own messages that
-is wider than equality: agents send them back with other white space, `null` for no text, and tool calls written as
-other JSON.
+is wider than equality: agents send them back with other white space, `null` for no text, reasoning in a field of its
+own, and tool calls written as other JSON.
 """
 
 from __future__ import annotations
@@ -50,15 +50,24 @@ def keys_of(messages: Iterable[Message]) -> list[bytes]:
 
 def _key(message: Message, ids: dict[str, int]) -> bytes:
     role = "system" if message["role"] == "developer" else message["role"]
-    text, calls = text_of(message), []
+    text, reasoning, calls = text_of(message), "", []
     if role == "assistant":
-        text = " ".join(text.split())
+        text, reasoning = _said(text, message.get("reasoning_content") or "")
         for call in message.get("tool_calls") or ():
             ids.setdefault(call["id"], len(ids))
             calls.append([call["function"]["name"], _arguments(call["function"]["arguments"])])
     answers = message.get("tool_call_id")
     number = None if answers is None else ids.setdefault(answers, len(ids))
-    return digest(canonical([role, text, calls, number, message.get("reasoning_content") or None]))
+    return digest(canonical([role, text, calls, number, reasoning]))
+
+
+def _said(text: str, reasoning: str) -> tuple[str, str]:
+    """The model's text and reasoning without what clients change: they take the reasoning out of the text, put it back,
+    and have white space of their own."""
+    if not reasoning and "</think>" in text:
+        reasoning, _, text = text.partition("</think>")
+        reasoning = reasoning.strip().removeprefix("<think>")
+    return " ".join(text.split()), " ".join(reasoning.split())
 
 
 def _arguments(text: str) -> str:
