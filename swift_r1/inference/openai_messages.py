@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from swift_r1.inference.engines.base import Piece, TokenLogprob
 from swift_r1.tool_use.parsing import Parsed
@@ -13,6 +14,7 @@ from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, 
 
 Stop = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+_DEEPEST = 100  # levels of a tool's parameters; templates and records, which write them, stop at some hundreds
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
@@ -89,11 +91,24 @@ class ChatMessage(OpenAIModel):
         return message
 
 
+def _within(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_within(one, levels - 1) for one in inner)
+
+
 class FunctionTool(OpenAIModel):
     name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # accepted and ignored: a model that may choose is not held to the schema
+
+    @field_validator("parameters")
+    @classmethod
+    def _can_be_written(cls, parameters: Any) -> Any:
+        if not _within(parameters, _DEEPEST):
+            raise ValueError(f"nested more than {_DEEPEST} levels deep")
+        json.dumps(parameters, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
+        return parameters
 
 
 class RequestTool(OpenAIModel):
