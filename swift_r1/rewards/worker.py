@@ -147,7 +147,7 @@ def guarded(limit: float) -> Iterator[None]:
         os.close(here)
         if _output is not None:
             _output.end_call()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: of a closed file
         # The watchdog was killed, or the call closed what is not its own, or left no room for files: a new worker has
         # all of it.
         os._exit(1)

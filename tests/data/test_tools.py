@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from swift_r1.arguments.eval_tasks import read_tasks
 from swift_r1.data import load_dataset
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompt_templates import special_tokens
@@ -11,6 +12,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.sources import DataFlags
 from swift_r1.data.tools import ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError
+from swift_r1.evaluation.questions import load_questions, prompts_of
 from swift_r1.rewards.builtin import is_react
 from swift_r1.tool_use.registry import described, tools
 from tests.tool_templates import HERMES
@@ -90,7 +92,7 @@ def test_the_form_of_react_grpo_is_what_its_reward_looks_for():
 def test_rows_with_tools_are_rendered_by_the_chat_template_or_described(rows_file, tokenizer):
     file = rows_file(
         {"query": "q1", "tools": [ADD]},
-        {"query": "q2", "tools": []},
+        {"query": "q2", "tools": "[]"},
         {"query": "q3", "tools": "not JSON"},
         {"query": "q4", "tools": [{"description": "nameless"}]},
         {"query": "q5", "tools": ["unheard_of"]},
@@ -111,6 +113,17 @@ def test_rows_with_tools_are_rendered_by_the_chat_template_or_described(rows_fil
         {**found[0], "prompt_id": "p", "dataset": "d"}
     )
     assert "<tools>" not in prompt.text and not prompt.tools
+
+
+def test_an_evaluation_describes_tools_as_the_training_does(rows_file, tokenizer):
+    (task,) = read_tasks("--benchmarks", [f"own={rows_file({'query': 'q1', 'tools': [ADD]})}"], {})
+    shown = [
+        prompts_of(load_questions(task, tool_use=use), tokenizer, None)[0].text
+        for use in (ToolUse(), ToolUse("react_en"))
+    ]
+    assert (
+        ["<tools>" in text for text in shown] == ["Action Input:" in text for text in reversed(shown)] == [True, False]
+    )
 
 
 def test_a_template_without_a_place_for_tools_is_refused(rows_file, tokenizer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,9 @@ def fails(how: str) -> Any:
         import threading
 
         return threading.Lock()
+    if how == "closes":
+        sys.stdout.close()
+        return ""
     if how == "half":
         return "a\ud800"
     if how == "speechless":
