@@ -116,14 +116,14 @@ def test_rows_with_tools_are_rendered_by_the_chat_template_or_described(rows_fil
 
 
 def test_an_evaluation_describes_tools_as_the_training_does(rows_file, tokenizer):
-    (task,) = read_tasks("--benchmarks", [f"own={rows_file({'query': 'q1', 'tools': [ADD]})}"], {})
+    own = {"name": "own", "dataset": rows_file({"query": "q1", "tools": [ADD]})}
+    (task,) = read_tasks("--benchmarks", [json.dumps(own)], {})
     shown = [
         prompts_of(load_questions(task, tool_use=use), tokenizer, None)[0].text
         for use in (ToolUse(), ToolUse("react_en"))
     ]
-    assert (
-        ["<tools>" in text for text in shown] == ["Action Input:" in text for text in reversed(shown)] == [True, False]
-    )
+    assert ["<tools>" in text for text in shown] == [True, False]
+    assert ["Action Input:" in text for text in shown] == [False, True]
 
 
 def test_a_template_without_a_place_for_tools_is_refused(rows_file, tokenizer):
