@@ -81,5 +81,10 @@ def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
             yield f"--{name} {value} does not go with --agent or --agent_command: it takes completions of one sequence"
     if "loss_scale" in given and args.loss_scale != "default":
         yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
+    if 0 < flags["step_timeout"] <= args.agent_timeout:
+        yield (
+            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {flags['step_timeout']}, which would "
+            "end the run while an episode may still take its time"
+        )
     if args.advantage_per == "turn" and flags["advantage_estimator"] == "reinforce_plus_plus":
         yield "--advantage_per turn compares the turns of a group, and reinforce_plus_plus those of a batch: use grpo"

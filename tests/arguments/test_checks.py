@@ -543,6 +543,14 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 
 
+def test_an_episode_may_take_its_time() -> None:
+    """Longer than a run may be without progress it cannot."""
+    (found,) = faults("--agent a --agent_timeout 60 --step_timeout 60")
+    assert "--agent_timeout 60 is not below --step_timeout 60" in found
+    assert faults("--agent a --agent_timeout 60 --step_timeout 61") == ()
+    assert faults("--agent a --agent_timeout 60 --step_timeout 0") == ()
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
