@@ -188,8 +188,11 @@ def tool_faults(args: RlhfArguments) -> list[str]:
 def agent_faults(args: RlhfArguments) -> list[str]:
     """An agent that nothing registered, or that cannot be run."""
     if (words := args.agent_words) is not None:
-        found = shutil.which(words[0])
-        return [] if found else [f"--agent_command: there is no program {words[0]} that can be run"]
+        if shutil.which(words[0]):
+            return []
+        if os.path.isfile(words[0]):
+            return [f"--agent_command: {words[0]} is not executable: chmod +x, or name what runs it"]
+        return [f"--agent_command: there is no program {words[0]} that can be run"]
     if args.agent is None:
         return []
     if args.agent not in agents:

@@ -172,6 +172,7 @@ def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> No
             {"agent_command": "no-such-program x"},
             "--agent_command: there is no program no-such-program that can be run",
         ),
+        ({"agent_command": PLUGIN}, "agents_plugin.py is not executable: chmod +x, or name what runs it"),
         ({"agent_command": "python 'x"}, "--agent_command No closing quotation"),
         ({"agent": "counts", "agent_command": "true"}, "give either --agent_command or --agent, not both"),
         (
