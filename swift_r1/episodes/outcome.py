@@ -40,7 +40,8 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
     record = state.record()
     calls = sorted(record.calls, key=lambda call: call.number)
     failure, result = _failure(play, bool(calls)), dict[str, Any]()
-    limited = failure is not None and state.limited and failure.startswith(("exception", "exit"))
+    # Where the first call was refused there is nothing that the policy could have done otherwise.
+    limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
     if limited:  # it was cut off, as a completion is at its longest
         failure, result = None, {"reward": 0.0}
     elif failure is None:
@@ -99,7 +100,7 @@ def _failure(play: Play, answered: bool) -> str | None:
     if ended.code < 0:
         return f"died: signal {-ended.code} ({signal.strsignal(-ended.code)}){words}"
     if ended.raised is not None:
-        return f"exception: {ended.raised}"
+        return f"exception: {ended.raised.encode(errors='replace').decode()}"  # it may have half surrogate pairs
     if ended.code:
         return f"exit: exit code {ended.code}{words}"
     return None if answered else f"silent: it made no call of the model that was answered{words}"
@@ -112,7 +113,7 @@ def _result(ended: Ended, calls: int) -> dict[str, Any]:
         text = next((line for line in reversed(ended.stdout.splitlines()) if line.strip()), "null")
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter for one that is nested too deep
             return {"reward": None}
         if not isinstance(value, int | float | dict):  # some JSON that was meant for somebody else
             return {"reward": None}
@@ -132,7 +133,10 @@ def _result(ended: Ended, calls: int) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
 
 
 def _sequence(

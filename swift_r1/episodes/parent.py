@@ -152,13 +152,12 @@ class Parent:
             while episode.hear(descriptor):
                 pass
             self._close(episode, descriptor)
-        said = episode.said["result"]
         answer = {
             "ended": episode.number,
             "code": os.waitstatus_to_exitcode(status),
             "stdout": episode.text("stdout"),
             "stderr": episode.text("stderr"),
-            **(json.loads(said) if said.endswith(b"}") else {}),
+            **_returned(episode.said["result"]),
         }
         self._tell(answer)
 
@@ -191,6 +190,21 @@ class Parent:
         if self._order.command is not None:
             os.execvp(self._order.command[0], list(self._order.command))
         os._exit(_play(str(self._order.agent), row, pipes["result"]))
+
+
+def mark_of(parent: int) -> str:
+    """What everything below this parent has in its environment."""
+    return f"agents:{parent}"
+
+
+def _returned(said: bytearray) -> dict[str, str]:
+    """What an episode wrote to its pipe for results, nothing for a command."""
+    if not said:
+        return {}
+    try:
+        return dict(json.loads(said))
+    except ValueError:  # its process was killed meanwhile, or only the end was kept
+        return {"raised": f"what run returned is longer than {_KEPT['result'] >> 20} MiB"}
 
 
 def _play(name: str, row: Mapping[str, Any], out: int) -> int:
@@ -238,7 +252,9 @@ def main(descriptor: int) -> int:
         heard += data
     order = Order(**json.loads(heard))
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    confine("agents", order.kept)
+    confine(mark_of(os.getpid()), order.kept)
+    for name in ("NO_PROXY", "no_proxy"):  # the gateway is here, whatever proxy --reward_env keeps
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
     try:
         _load(order)
     except UsageError as error:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swift_r1.episodes.parent import Order
+from swift_r1.episodes.parent import Order, mark_of
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.rewards.confine import end_strays
 from swift_r1.rewards.pool import START_SECONDS
 
 _LONGEST_LINE = 64 << 20
@@ -123,7 +124,9 @@ class AgentProcesses:
                 ended = self._waiting.pop(said.pop("ended"))
                 if not ended.done():
                     ended.set_result(Ended(**said))
-        for ended in self._waiting.values():  # the parent was killed, and they with it
+        # The parent was killed, and its children with it, but not what is below them.
+        await asyncio.to_thread(end_strays, mark_of(self.pid), frozenset())
+        for ended in self._waiting.values():
             if not ended.done():
                 ended.set_result(Ended(None))
         self._waiting.clear()

@@ -58,6 +58,14 @@ class Misbehaves(Agent):
             how = ["crashes", "silent", "plays", "plays"][int(row["episode_id"].rpartition("/")[2])]
         if how == "silent":
             return 1.0
+        if how == "has a child":
+            own = [
+                sys.executable,
+                "-c",
+                "import os, time; os.setsid(); time.sleep(1000)",
+                "child of " + row["episode_id"],
+            ]
+            subprocess.run(own, check=False)
         if how == "hangs at once":
             time.sleep(1000)
         await client.chat.completions.create(model="any", messages=row["messages"])
@@ -74,6 +82,10 @@ class Misbehaves(Agent):
             return len(bytearray(8 << 30))
         if how == "gives a list":
             return [1.0]
+        if how == "raises half a character":
+            raise ValueError("\ud800")
+        if how == "says much":
+            return {"reward": 1.0, "said": "x" * (17 << 20)}
         if how == "gives nan":
             return float("nan")
         if how == "leaves a process":

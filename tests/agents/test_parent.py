@@ -1,0 +1,57 @@
+"""The process that episodes are forked from."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from swift_r1.episodes.parent import Order
+from swift_r1.episodes.processes import AgentProcesses, Ended
+from tests.agents.conftest import PLUGIN, Stage
+from tests.conftest import until
+
+
+def test_what_episodes_have_started_ends_where_the_parent_is_killed(stages: Callable[..., Stage]) -> None:
+    stage = stages("misbehaves")
+    parent = psutil.Process(stage.processes.pid)
+    found: list[psutil.Process] = []
+
+    def children() -> list[psutil.Process]:
+        below = parent.children(recursive=True)
+        return [one for one in below if any("child of run/" in word for word in one.cmdline())]
+
+    def kill() -> None:
+        until(lambda: len(children()) == 2)
+        found.extend(children())
+        parent.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    [group] = stage.play([{"how": "has a child"}])
+    killer.join()
+    assert all((one.failure or "").startswith("died:") for one in group)
+    until(lambda: not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
+
+
+def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    program = ["sh", "-c", 'echo "{\\"reward\\": 1, \\"direct\\": \\"$NO_PROXY\\", \\"proxy\\": \\"$HTTP_PROXY\\"}"']
+
+    async def said(kept: list[str]) -> Ended:
+        processes = AgentProcesses(Order([str(PLUGIN)], None, program, 1.0, kept))
+        await processes.start()
+        try:
+            return await (await processes.begin({}, {}))[1]
+        finally:
+            await processes.close()
+
+    assert (
+        '"direct": "example.com,127.0.0.1", "proxy": "http://127.0.0.1:9"'
+        in asyncio.run(said(["HTTP_PROXY", "NO_PROXY"])).stdout
+    )
+    assert '"direct": "127.0.0.1", "proxy": ""' in asyncio.run(said([])).stdout
