@@ -188,7 +188,13 @@ class Parent:
             file.write("1000")  # where memory runs out the trainer is not what is killed
         limit_memory(self._order.memory)
         if self._order.command is not None:
-            os.execvp(self._order.command[0], list(self._order.command))
+            program = self._order.command[0]
+            try:
+                os.execvp(program, list(self._order.command))
+            except OSError as error:  # the program itself is there: `check_inputs` has looked
+                why = f"{error.strerror}; if it is a script, its first line (#!) must name a program that is there"
+                os.write(2, f"{program} cannot be run: {why}\n".encode())
+                os._exit(126)
         os._exit(_play(str(self._order.agent), row, pipes["result"]))
 
 

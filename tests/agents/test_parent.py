@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -37,21 +38,34 @@ def test_what_episodes_have_started_ends_where_the_parent_is_killed(stages: Call
     until(lambda: not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
 
 
-def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "example.com")
-    program = ["sh", "-c", 'echo "{\\"reward\\": 1, \\"direct\\": \\"$NO_PROXY\\", \\"proxy\\": \\"$HTTP_PROXY\\"}"']
+def ended(command: list[str], kept: Sequence[str] = ()) -> Ended:
+    """An episode of this command alone."""
 
-    async def said(kept: list[str]) -> Ended:
-        processes = AgentProcesses(Order([str(PLUGIN)], None, program, 1.0, kept))
+    async def run() -> Ended:
+        processes = AgentProcesses(Order([str(PLUGIN)], None, command, 1.0, kept))
         await processes.start()
         try:
             return await (await processes.begin({}, {}))[1]
         finally:
             await processes.close()
 
-    assert (
-        '"direct": "example.com,127.0.0.1", "proxy": "http://127.0.0.1:9"'
-        in asyncio.run(said(["HTTP_PROXY", "NO_PROXY"])).stdout
-    )
-    assert '"direct": "127.0.0.1", "proxy": ""' in asyncio.run(said([])).stdout
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("text", "why"), [("#!/no/such/interpreter", "No such file or dir"), ("true", "Exec format")])
+def test_a_script_that_the_system_cannot_run(tmp_path: Path, text: str, why: str) -> None:
+    script = tmp_path / "agent"
+    script.write_text(f"{text}\n")
+    script.chmod(0o755)
+    found = ended([str(script)])
+    assert found.code == 126 and f"{script} cannot be run: {why}" in found.stderr
+    assert "its first line (#!) must name a program" in found.stderr.splitlines()[-1]
+
+
+def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    program = ["sh", "-c", 'echo "{\\"reward\\": 1, \\"direct\\": \\"$NO_PROXY\\", \\"proxy\\": \\"$HTTP_PROXY\\"}"']
+    kept = ended(program, ["HTTP_PROXY", "NO_PROXY"])
+    assert '"direct": "example.com,127.0.0.1", "proxy": "http://127.0.0.1:9"' in kept.stdout
+    assert '"direct": "127.0.0.1", "proxy": ""' in ended(program).stdout
