@@ -68,6 +68,11 @@ class Conversation:
         return [one.completion for one in self.sequences]
 
     @property
+    def turn_rewards(self) -> Sequence[float]:
+        """What an agent returned for each of its turns, if it did."""
+        return (self.infos or {}).get("turn_rewards") or ()
+
+    @property
     def length(self) -> int:
         """In tokens, prompts aside."""
         return sum(len(one.completion.token_ids) for one in self.sequences)

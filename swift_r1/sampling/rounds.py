@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -141,10 +143,22 @@ class RoundSampler:
         """Places of the round's groups without signal, on every rank."""
         found = None
         if scored is not None:
-            rewards = torch.tensor([item.objective for item in scored.trained])
-            found = [groups_without_signal(rewards, self.plan.num_generations).nonzero().flatten()]
+            per_turn = self.args.advantage_per == "turn"
+            found = [torch.tensor(silent_groups(scored, self.plan.num_generations, per_turn), dtype=torch.long)]
         places: list[int] = self.ranks.broadcast(found)[0].tolist()
         return places
+
+
+def silent_groups(scored: ScoredRound, num_generations: int, per_turn: bool = False) -> list[int]:
+    """Places of the groups that teach nothing: `groups_without_signal`, and `per_turn` those alone of whose valid
+    episodes all rewards of turns are equal too."""
+    rewards = torch.tensor([item.objective for item in scored.trained])
+    silent: list[int] = groups_without_signal(rewards, num_generations).nonzero().flatten().tolist()
+    if not per_turn:
+        return silent
+    valid = [[] if math.isnan(one.objective) else one.conversation.turn_rewards for one in scored.trained]
+    ends = {place: (place * num_generations, (place + 1) * num_generations) for place in silent}
+    return [place for place, (first, end) in ends.items() if len(set(chain.from_iterable(valid[first:end]))) < 2]
 
 
 def _check_episodes(scored: ScoredRound) -> None:

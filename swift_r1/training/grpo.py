@@ -72,7 +72,7 @@ def batch_of_round(
 def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
     """Of each row's tokens what the rewards of their turns add to the advantage; 0 for those of no turn."""
     groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
-    rewards = [[(one.conversation.infos or {}).get("turn_rewards") or [] for one in group] for group in groups]
+    rewards = [[one.conversation.turn_rewards for one in group] for group in groups]
     found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
     of_rows = []
     for item, own in zip(chain.from_iterable(groups), chain.from_iterable(found), strict=True):

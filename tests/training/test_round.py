@@ -17,6 +17,7 @@ from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.runs.recorded import row_columns
 from swift_r1.sampling.base import Conversation, TokenSequence
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
+from swift_r1.sampling.rounds import silent_groups
 from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
 from swift_r1.wire.protocol import Completion
 
@@ -74,6 +75,21 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
     assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
+
+
+def test_rewards_of_turns_are_signal_too():
+    def with_turns(per_episode):
+        scored = scores([1.0, 1.0, 0.0, 0.0], 0)
+        infos = [{"turn_rewards": turns} for turns in per_episode]
+        pairs = zip(scored.trained, infos, strict=True)
+        return replace(
+            scored,
+            trained=[replace(item, conversation=replace(item.conversation, infos=own)) for item, own in pairs],
+        )
+
+    scored = with_turns([[0.0, 1.0], None, [2.0], [2.0]])
+    assert silent_groups(scored, 2) == [0, 1] and silent_groups(scored, 2, per_turn=True) == [1]
+    assert silent_groups(with_turns([None] * 4), 2, per_turn=True) == [0, 1]
 
 
 def test_a_column_of_the_data_is_not_taken_for_a_field():
