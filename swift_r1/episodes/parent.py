@@ -17,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -31,6 +32,7 @@ from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_paren
 
 _KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
 _READ = 1 << 16
+_MOST_FILES = 1 << 16
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 MAX_RETRIES = 5  # of a call, by the client that classes get
 
@@ -75,6 +77,9 @@ class Parent:
 
     def __init__(self, control: socket.socket, order: Order) -> None:
         self._control, self._order = control, order
+        # Each episode has up to four files here; their own limit stays as it was, usually 1,024.
+        self._files = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
         self._episodes: dict[int, _Episode] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -187,6 +192,7 @@ class Parent:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # where memory runs out the trainer is not what is killed
         limit_memory(self._order.memory)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
         if self._order.command is not None:
             program = self._order.command[0]
             try:

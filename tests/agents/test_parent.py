@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +61,26 @@ def test_a_script_that_the_system_cannot_run(tmp_path: Path, text: str, why: str
     found = ended([str(script)])
     assert found.code == 126 and f"{script} cannot be run: {why}" in found.stderr
     assert "its first line (#!) must name a program" in found.stderr.splitlines()[-1]
+
+
+def test_more_episodes_than_a_process_has_files_for() -> None:
+    """Of the parent the limit is raised, of an episode it is what it was."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def run() -> list[Ended]:
+        processes = AgentProcesses(Order([str(PLUGIN)], None, ["sh", "-c", "ulimit -n; sleep 2"], 1.0, ()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        try:
+            await processes.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            begun = [await processes.begin({}, {}) for _ in range(30)]
+            return await asyncio.gather(*(ended for _, ended in begun))
+        finally:
+            await processes.close()
+
+    assert {(one.raised, one.stdout) for one in asyncio.run(run())} == {(None, "64\n")}
 
 
 def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
