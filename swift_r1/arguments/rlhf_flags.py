@@ -11,6 +11,7 @@ from swift_r1.arguments.adapters import AdapterArguments
 from swift_r1.arguments.algorithm import ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.distillation import POLICY, DistillationArguments
+from swift_r1.arguments.environments import EnvironmentArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
@@ -36,6 +37,7 @@ class RlhfFlags(
     DistillationArguments,
     ChordArguments,
     PPOArguments,
+    EnvironmentArguments,
     MultiTurnArguments,
     GenerationArguments,
     DataArguments,

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from types import MethodType
 from typing import Any
 
+from swift_r1.agents.environments.dataset import register_environment_rows
 from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
@@ -52,6 +53,8 @@ def check_inputs(
     """
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
+    if args.env is not None:
+        register_environment_rows(args.env, args.env_args)
     faults = [
         *reward_name_faults(args),
         *reward_model_faults(args),

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.agents.environments.dataset import register_environment_rows
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.reward_models import reward_model_faults
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
 
+
+_ENVIRONMENT_S = 120.0  # for an environment to load and play its episodes
 
 _KINDS = {
     "orms": "rewards",
@@ -74,6 +78,7 @@ class CheckReport:
     datasets: list[DatasetReport] = field(default_factory=list)
     rewards: list[RewardReport] = field(default_factory=list)
     tools: list[ToolReport] = field(default_factory=list)
+    environment: EnvironmentReport | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -100,6 +105,7 @@ class CheckReport:
                 for one in self.rewards
             ],
             "tools": [asdict(one) for one in self.tools],
+            "environment": None if self.environment is None else asdict(self.environment),
         }
 
 
@@ -109,6 +115,11 @@ def run_checks(args: CheckArguments) -> CheckReport:
     try:
         report.plugins = load_plugins(args.external_plugins)
         register_dataset_info(args.custom_dataset_info)
+        if args.env is not None:
+            report.environment = check_environment(args.env, args.env_args, args.num_rows, _ENVIRONMENT_S)
+            if report.environment.faults:
+                raise UsageError(*report.environment.faults)
+            register_environment_rows(args.env, args.env_args)
         names = args.called_rewards
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]
@@ -234,6 +245,8 @@ def show(report: CheckReport, console: Console) -> None:
         found = {word: getattr(plugin, kind) for kind, word in _KINDS.items()}
         text = "; ".join(f"{word} {', '.join(names)}" for word, names in found.items() if names)
         console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
+    if report.environment is not None:
+        show_environment(report.environment, console)
     for data in report.datasets:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
         columns = ", ".join(data.columns) or "none"

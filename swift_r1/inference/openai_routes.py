@@ -142,7 +142,9 @@ async def _chat(
 
     def asked(prompt: tuple[int, ...]) -> RolloutRequest:
         if len(prompt) >= longest:
-            raise HTTPError(400, f"the messages are {len(prompt)} tokens, the model takes {longest}")
+            raise HTTPError(  # in words of OpenAI, which agents look for
+                400, f"{len(prompt)} tokens of messages; this model's maximum context length is {longest} tokens"
+            )
         wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
         return body.request(prompt, wanted, prompts.turn_end, tag)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from swift_r1.agents.environments.dataset import register_environment_rows
 from swift_r1.arguments import make_plan
 from swift_r1.data.choices import Choices
 from swift_r1.data.experts import ExpertAnswers, load_answers
@@ -53,6 +54,8 @@ def open_inputs(context: Context) -> Inputs:
     args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
+    if args.env is not None:
+        register_environment_rows(args.env, args.env_args)
     data = load_rows(args.data_flags, start.prepared)
     encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)

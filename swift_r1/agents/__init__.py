@@ -1,0 +1,1 @@
+"""Agents: running them, and environments that others have written as agents."""
