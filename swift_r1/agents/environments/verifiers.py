@@ -74,7 +74,7 @@ class VerifiersAgent(EnvironmentAgent):
         if state.get("error") is not None:
             raise state["error"].__cause__ or state["error"]
         with _raising("verifiers.rubrics"):
-            await environment.rubric.score_rollout(state, contextlib.nullcontext())
+            await environment.rubric.score_rollout(state)
         parts = {name: float(value) for name, value in (state["metrics"] or {}).items()}
         steps = state["trajectory"]
         more: dict[str, Any] = {"is_truncated": float(bool(state.get("is_truncated"))), "turns": float(len(steps))}
