@@ -21,7 +21,8 @@ STD_EPSILON = 1e-4  # added to every standard deviation that divides
 class Advantages(NamedTuple):
     """What the completions of a round are trained towards, without gradient."""
 
-    # float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained
+    # float32 `[R]`, one per row of the batch (an agent's episode may have several, else it is `[N]`); with a critic or
+    # rewards of turns `[R, T]`, one per token, 0 where nothing is trained
     values: Tensor
     of_completions: Tensor  # float32 `[N]`, the advantage of each completion; of tokens their mean
     returns: Tensor | None = None  # float32 `[N, T]` for the critic, likewise; None without one

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.agents.environments.base import ENV_ROW
-from swift_r1.agents.environments.process import try_environment
+from swift_r1.environments.base import ENV_ROW
+from swift_r1.environments.process import try_environment
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.agents.environments.dataset import register_environment_rows
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.model_folder import is_local
@@ -25,6 +24,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
+from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
@@ -119,7 +119,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
             report.environment = check_environment(args.env, args.env_args, args.num_rows, _ENVIRONMENT_S)
             if report.environment.faults:
                 raise UsageError(*report.environment.faults)
-            register_environment_rows(args.env, args.env_args)
+            register_environment(args.env, args.env_args)
         names = args.called_rewards
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from swift_r1.agents.environments.dataset import register_environment_rows
 from swift_r1.arguments import make_plan
 from swift_r1.data.choices import Choices
 from swift_r1.data.experts import ExpertAnswers, load_answers
@@ -14,6 +13,7 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.data.vocabulary import vocabulary_of
+from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
@@ -55,7 +55,7 @@ def open_inputs(context: Context) -> Inputs:
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
-        register_environment_rows(args.env, args.env_args)
+        register_environment(args.env, args.env_args)
     data = load_rows(args.data_flags, start.prepared)
     encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)

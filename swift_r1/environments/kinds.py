@@ -18,7 +18,7 @@ class Kind:
     example: str
 
 
-_HERE = "swift_r1.agents.environments"
+_HERE = "swift_r1.environments"
 KINDS: Mapping[str, Kind] = {
     "gymnasium": Kind(f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1"),
     "openenv": Kind(f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001"),

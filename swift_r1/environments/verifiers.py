@@ -12,8 +12,8 @@ import signal
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from swift_r1.agents.environments.base import ENV_ROW, EnvironmentAgent, Row, Script
-from swift_r1.agents.environments.chat import MODEL
+from swift_r1.environments.base import ENV_ROW, EnvironmentAgent, Row, Script
+from swift_r1.environments.chat import MODEL, is_limit
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 
@@ -71,8 +71,10 @@ class VerifiersAgent(EnvironmentAgent):
         environment = self.prepare()
         given = {"example_id": 0, "task": environment.env_id, "prompt": row["messages"]} | own
         state = await environment.rollout(given, client, MODEL, dict(environment.sampling_args))
-        if state.get("error") is not None:
-            raise state["error"].__cause__ or state["error"]
+        if (error := state.get("error")) is not None:
+            if not is_limit(error.__cause__ or error):
+                raise error.__cause__ or error
+            state["error"], state["is_truncated"] = None, True
         with _raising("verifiers.rubrics"):
             await environment.rubric.score_rollout(state)
         parts = {name: float(value) for name, value in (state["metrics"] or {}).items()}

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from swift_r1.agents.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
-from swift_r1.agents.environments.chat import Chat, with_text
+from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
+from swift_r1.environments.chat import Chat, with_text
 from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins.agents import AgentResult
 
@@ -27,6 +27,11 @@ _ACT = "act"
 class OpenEnvAgent(EnvironmentAgent):
     """The tools of an environment that has MCP tools are the model's; of others one tool makes an action. An episode
     ends as the environment says, or with an answer without a call. Its reward is the sum of its steps'."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        import httpx  # noqa: F401
+        import websockets.asyncio.client  # noqa: F401
 
     @classmethod
     def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any, TextIO
 
-from swift_r1.agents.environments.base import EnvironmentAgent, Row, adapter, own_columns
-from swift_r1.agents.environments.kinds import KINDS
+from swift_r1.environments.base import EnvironmentAgent, Row, adapter, own_columns
+from swift_r1.environments.kinds import KINDS
 from swift_r1.errors import UsageError, describe
 
 ROWS_SECONDS = 1800.0
@@ -64,7 +64,7 @@ def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dic
     yield {"rows": rows, "version": _version(package)}
     if not rows:
         raise UsageError(f"--env {spec} has no rows")
-    from swift_r1.agents.environments.scripted import ScriptedModel
+    from swift_r1.environments.scripted import ScriptedModel
 
     for name, script in agent.scripts(own_columns(rows[0])).items():
         for calls_tools in (True, False):

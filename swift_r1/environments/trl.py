@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
-from swift_r1.agents.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
-from swift_r1.agents.environments.chat import Chat, Message, with_text
+from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
+from swift_r1.environments.chat import Chat, Message, with_text
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 
@@ -51,6 +51,8 @@ class TrlAgent(EnvironmentAgent):
     def prepare(cls) -> Given:
         """Runs the script, or imports the class, once in this process."""
         if cls.given is None:
+            import transformers.utils.chat_template_utils  # noqa: F401  seconds, which episodes would need
+
             cls.given = _loaded(cls.name, cls.args)
         return cls.given
 
@@ -132,7 +134,9 @@ def _described(tool: Callable[..., Any]) -> dict[str, Any]:
     try:
         made: dict[str, Any] = get_json_schema(tool)
     except Exception as error:  # transformers' own errors
-        raise UsageError(f"--env trl: {tool.__qualname__} needs type hints and a docstring: {one_line(error)}") from error
+        raise UsageError(
+            f"--env trl: {tool.__qualname__} needs type hints and a docstring: {one_line(error)}"
+        ) from error
     made["function"].pop("return", None)
     return made
 

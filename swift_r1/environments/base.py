@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from swift_r1.agents.environments.kinds import KINDS, kind_faults, package_faults
+from swift_r1.environments.kinds import KINDS, kind_faults, package_faults
 from swift_r1.errors import UsageError
 from swift_r1.plugins.agents import Agent, AgentResult
 
@@ -28,6 +28,10 @@ class EnvironmentAgent(Agent):
 
     name: ClassVar[str]
     args: ClassVar[Mapping[str, Any]]
+
+    @classmethod
+    def prepare(cls) -> object:
+        """Imports what episodes need, in the process that theirs are forked from. Raises UsageError."""
 
     @classmethod
     @abstractmethod
@@ -55,7 +59,7 @@ def own_columns(row: Row) -> Row:
     found: Row | None = row.get(ENV_ROW)
     if found is not None:
         return dict(found)
-    ours = ("messages", "dataset", "prompt_id", "episode_id")
+    ours = ("messages", "dataset", "prompt_id", "episode_id", "episode_seed")
     return {name: value for name, value in row.items() if name not in ours}
 
 

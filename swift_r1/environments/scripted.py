@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.agents.environments.base import Script
+from swift_r1.environments.base import Script
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

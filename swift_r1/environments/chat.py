@@ -33,7 +33,7 @@ class Chat:
         try:
             response = await self._client.chat.completions.create(model=MODEL, messages=self.messages, **more)  # type: ignore[arg-type]  # plain dicts
         except APIStatusError as error:
-            if error.status_code != 403 and not too_long(error):
+            if not is_limit(error):
                 raise
             self.ended = "limit"
             return None
@@ -74,6 +74,6 @@ def with_text(messages: Sequence[Message], text: str | None, between: str = "\n\
     return [*messages[:-1], {**last, "content": f"{last['content']}{between if last['content'] else ''}{text}"}]
 
 
-def too_long(error: Exception) -> bool:
-    """Whether a request was refused since its messages, with what may come, are longer than the model takes."""
-    return "maximum context length" in str(error) or "is too long" in str(error)
+def is_limit(error: BaseException) -> bool:
+    """Whether a request was refused since the episode has used up its share, or the model takes no more."""
+    return getattr(error, "status_code", None) == 403 or "maximum context length" in str(error)

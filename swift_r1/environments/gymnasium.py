@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from swift_r1.agents.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row, Script
-from swift_r1.agents.environments.chat import Chat, with_text
+from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row, Script
+from swift_r1.environments.chat import Chat, with_text
 from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins.agents import AgentResult
 
@@ -27,6 +27,10 @@ _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white
 class GymnasiumAgent(EnvironmentAgent):
     """The model reads an observation and writes an action, turn after turn. An episode's reward is the sum of its
     steps'; `turn_rewards` has each turn's."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        cls._made().close()
 
     @classmethod
     def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:

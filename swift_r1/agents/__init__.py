@@ -1,1 +1,0 @@
-"""Agents: running them, and environments that others have written as agents."""
