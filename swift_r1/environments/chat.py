@@ -17,7 +17,7 @@ MODEL = "policy"
 
 class Chat:
     """The messages of one episode. `ended` says why the model cannot speak again, where that is so: `length` for a turn
-    that was cut off, `limit` for a call that the session refused since the episode has used up its share."""
+    that was cut off, `limit` for a call after the first that was refused since the episode has used up its share."""
 
     def __init__(self, client: AsyncOpenAI, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()):
         self._client, self._tools = client, list(tools)
@@ -33,7 +33,7 @@ class Chat:
         try:
             response = await self._client.chat.completions.create(model=MODEL, messages=self.messages, **more)  # type: ignore[arg-type]  # plain dicts
         except APIStatusError as error:
-            if not is_limit(error):
+            if not self.turns or not is_limit(error):
                 raise
             self.ended = "limit"
             return None

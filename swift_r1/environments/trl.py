@@ -51,9 +51,8 @@ class TrlAgent(EnvironmentAgent):
     def prepare(cls) -> Given:
         """Runs the script, or imports the class, once in this process."""
         if cls.given is None:
-            import transformers.utils.chat_template_utils  # noqa: F401  seconds, which episodes would need
-
             cls.given = _loaded(cls.name, cls.args)
+            _described(_nothing_known)  # imports for seconds, which each episode would need
         return cls.given
 
     @classmethod
@@ -116,6 +115,10 @@ async def _rewards(
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _nothing_known() -> None:
+    """Has a schema."""
 
 
 async def _awaited(value: Any | Awaitable[Any]) -> Any:

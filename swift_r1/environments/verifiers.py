@@ -72,7 +72,7 @@ class VerifiersAgent(EnvironmentAgent):
         given = {"example_id": 0, "task": environment.env_id, "prompt": row["messages"]} | own
         state = await environment.rollout(given, client, MODEL, dict(environment.sampling_args))
         if (error := state.get("error")) is not None:
-            if not is_limit(error.__cause__ or error):
+            if not state["trajectory"] or not is_limit(error.__cause__ or error):
                 raise error.__cause__ or error
             state["error"], state["is_truncated"] = None, True
         with _raising("verifiers.rubrics"):
