@@ -15,6 +15,10 @@ MODEL = "policy"
 """The model's name in requests; a session answers to any."""
 
 
+class EnvironmentGone(Exception):
+    """What plays the environment is away: no word of the environment's, and the end of the episode."""
+
+
 class Chat:
     """The messages of one episode. `ended` says why the model cannot speak again, where that is so: `length` for a turn
     that was cut off, `limit` for a call after the first that was refused since the episode has used up its share."""
@@ -48,7 +52,7 @@ class Chat:
 
     async def call(self, message: Message, answer: Callable[[str, Mapping[str, Any]], Awaitable[str]]) -> int:
         """Answers the calls of a message, one after the other, and says how many failed. What `answer` raises is told
-        to the model as `Error: ...`, as are arguments that cannot be read."""
+        to the model as `Error: ...`, as are arguments that cannot be read; EnvironmentGone is raised."""
         failed = 0
         for call in message["tool_calls"]:
             function = call["function"]
@@ -57,6 +61,8 @@ class Chat:
                 if not isinstance(arguments, dict):
                     raise TypeError("the arguments are not a JSON object")
                 text = await answer(function["name"], arguments)
+            except EnvironmentGone:
+                raise
             except Exception as error:  # noqa: BLE001  the environment's word for a move that is not allowed
                 failed += 1
                 text = f"Error: {error}"

@@ -85,9 +85,9 @@ class GymnasiumAgent(EnvironmentAgent):
             if module:
                 importlib.import_module(module)  # it registers its environments
             spec = gymnasium.spec(name)
-            # An environment that can write itself down does so.
-            modes = gymnasium.envs.registration.load_env_creator(spec.entry_point).metadata.get("render_modes", ())
-            if "ansi" in modes:
+            made = spec.entry_point
+            made = made if callable(made) else gymnasium.envs.registration.load_env_creator(made)
+            if "ansi" in getattr(made, "metadata", {}).get("render_modes", ()):  # it can write itself down
                 args.setdefault("render_mode", "ansi")
             return gymnasium.make(name, **args)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError) as error:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
-from swift_r1.environments.chat import Chat, with_text
+from swift_r1.environments.chat import Chat, EnvironmentGone, with_text
 from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins.agents import AgentResult
 
@@ -71,7 +71,10 @@ class OpenEnvAgent(EnvironmentAgent):
             while not last.get("done") and chat.ended is None and (message := await chat.turn()) is not None:
                 rewards.append(0.0)
                 if reply is not None:
-                    text = await act("", {reply: message["content"]})
+                    try:
+                        text = await act("", {reply: message["content"]})
+                    except RuntimeError as error:  # as a call of a tool that fails
+                        failed, text = failed + 1, f"Error: {error}"
                     chat.messages.append({"role": "user", "content": text})
                 elif message.get("tool_calls") and chat.ended is None:
                     failed += await chat.call(message, act)
@@ -125,9 +128,14 @@ class _Server:
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to `reset` or `step`: `observation`, `reward`, `done`. Raises RuntimeError with what the server
         says where it refuses."""
-        async with asyncio.timeout(self._timeout):
-            await self._socket.send(json.dumps({"type": kind, "data": data}))
-            answer = json.loads(await self._socket.recv())
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._socket.send(json.dumps({"type": kind, "data": data}))
+                answer = json.loads(await self._socket.recv())
+        except (TimeoutError, ConnectionClosed, OSError) as error:
+            raise EnvironmentGone(f"the OpenEnv server does not answer: {one_line(error)}") from error
         data = answer.get("data", {})
         if answer.get("type") == "error":
             faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in data.get("errors", ()))

@@ -44,14 +44,14 @@ class ScriptedModel:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                self._tell({"object": "list", "data": [{"id": "policy", "object": "model"}]})
+                self._tell(200, {"object": "list", "data": [{"id": "policy", "object": "model"}]})
 
             def do_POST(self) -> None:
-                self._tell(model.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                self._tell(*model.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
 
-            def _tell(self, content: Mapping[str, Any]) -> None:
+            def _tell(self, status: int, content: Mapping[str, Any]) -> None:
                 body = json.dumps(content).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -67,6 +67,10 @@ class ScriptedModel:
                 yield AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
             finally:
                 server.shutdown()
+
+    def respond(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The status and the content of a response."""
+        return 200, self.answer(body)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """What a server says to a request for a chat completion, or for a completion."""

@@ -48,16 +48,20 @@ class TrlAgent(EnvironmentAgent):
     given: ClassVar[Given | None] = None
 
     @classmethod
-    def prepare(cls) -> Given:
+    def prepare(cls) -> None:
+        cls.loaded()
+        _described(_nothing_known)  # imports for seconds, which each episode would need
+
+    @classmethod
+    def loaded(cls) -> Given:
         """Runs the script, or imports the class, once in this process."""
         if cls.given is None:
             cls.given = _loaded(cls.name, cls.args)
-            _described(_nothing_known)  # imports for seconds, which each episode would need
         return cls.given
 
     @classmethod
     def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
-        dataset = cls.prepare().dataset
+        dataset = cls.loaded().dataset
         raws = dataset if dataset is not None else [{}] * (count or ENDLESS_ROWS)
         for row in raws:
             prompt = row.get("prompt") or _NO_PROMPT
@@ -65,7 +69,7 @@ class TrlAgent(EnvironmentAgent):
             yield {"messages": messages, ENV_ROW: dict(row)}
 
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
-        given = self.prepare()
+        given = self.loaded()
         several = None not in given.factories
         name = own.get("environment") if several else None
         if name not in given.factories:
@@ -155,6 +159,8 @@ def _loaded(name: str, args: Mapping[str, Any]) -> Given:
         given = Given({None: lambda: made(**args)})
     except UsageError:
         raise
+    except _Made as error:
+        raise UsageError(f"--env trl:{name}: {path} makes a trainer where it is imported: name no class") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"--env trl:{name}: {describe(error)}") from error
     return given
@@ -165,7 +171,8 @@ def _class(path: str, attribute: str) -> Any:
     if path.endswith(".py"):
         if not os.path.isfile(path):
             raise UsageError(f"--env trl:{path}:{attribute}: there is no file {path} (looked in {os.getcwd()})")
-        return _member(runpy.run_path(path), path, attribute)
+        with _trl_replaced():
+            return _member(runpy.run_path(path), path, attribute)
     return _member(vars(importlib.import_module(path)), path, attribute)
 
 

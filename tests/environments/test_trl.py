@@ -58,7 +58,7 @@ def test_episodes_of_a_row_begin_alike() -> None:
     drawn = set()
     for _ in range(3):
         seed_episode("env:0")
-        [factory] = adapter(SCRIPT, {}).prepare().factories.values()  # type: ignore[attr-defined]
+        [factory] = adapter(SCRIPT, {}).loaded().factories.values()  # type: ignore[attr-defined]
         drawn.add(factory().drawn)
     assert len(drawn) == 1
 
@@ -117,15 +117,15 @@ def test_a_row_says_which_environment(played: Played, tmp_path: Path) -> None:
 )
 def test_scripts_that_cannot_be_played(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        adapter(write(tmp_path, text), {}).prepare()
+        adapter(write(tmp_path, text), {}).loaded()  # type: ignore[attr-defined]
 
 
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no file nowhere\.py"):
-        adapter("trl:nowhere.py", {}).prepare()
+        adapter("trl:nowhere.py", {}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"no environment class Env \(a class with reset\); there are CounterEnv"):
-        adapter(f"{SCRIPT}:Env", {}).prepare()
+        adapter(f"{SCRIPT}:Env", {}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="makes a trainer where it is imported: name no class"):
-        adapter(f"{write(tmp_path, TOOLS_OF_TWO)}:Left", {}).prepare()
+        adapter(f"{write(tmp_path, TOOLS_OF_TWO)}:Left", {}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="No module named 'nowhere'"):
-        adapter("trl:nowhere:Env", {}).prepare()
+        adapter("trl:nowhere:Env", {}).loaded()  # type: ignore[attr-defined]
