@@ -231,6 +231,8 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
         faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
     given = RESERVED if args.multi_turn_scheduler or args.plays_agent else RESERVED - {"rollout_infos"}
     given = given | TOOL_COLUMNS if args.calls_tools or args.plays_agent else given
+    for name in sorted(TOOL_COLUMNS & columns) if args.plays_agent else ():
+        faults.append(f"the data has a column {name}, which rewards of agents get from us: rename it with --columns")
     for name in args.reward_funcs:
         if name not in orms:
             continue

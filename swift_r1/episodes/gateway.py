@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI
 
+from swift_r1.errors import one_line
 from swift_r1.inference.admission import check_tokens
 from swift_r1.inference.answers import add_errors
 from swift_r1.inference.engines.base import Piece, PromptTokenizer, TokenLogprob
@@ -39,8 +40,11 @@ Ask = Callable[[RolloutRequest], "asyncio.Future[Completion]"]
 
 @dataclass
 class AgentModel:
-    """The `Served` of the gateway. `ask` of the session that a request is named after answers it; `ends` end a
-    completion of the policy, and `stop` are `--stop_words`."""
+    """The `Served` of the gateway. The one of `asks` that is of a request's session answers it; `ends` end a completion
+    of the policy, `stop` are `--stop_words`, and `forces_calls` says whether the engine can be held to a grammar.
+
+    What an engine would refuse is refused here: there it would end the run.
+    """
 
     prompts: PromptTokenizer
     tool_calls: ToolCalls
@@ -48,6 +52,7 @@ class AgentModel:
     vocab_size: int
     ends: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    forces_calls: bool = True
     model_name: str = "policy"
     started: int = field(default_factory=lambda: int(time.time()))
     weight_version: int = 0
@@ -66,6 +71,10 @@ class AgentModel:
         check_tokens("the prompt", request.prompt_token_ids, self.vocab_size)
         check_tokens("stop_token_ids", request.sampling.stop_token_ids, self.vocab_size)
         own = request.sampling
+        if own.structural_tag is not None:
+            if not self.forces_calls:
+                raise HTTPError(400, "the trainer's own engine cannot force a call: leave tool_choice at auto")
+            _check_tag(own.structural_tag)
         changed = {
             "max_tokens": min(own.max_tokens, room),
             "stop": tuple(dict.fromkeys((*self.stop, *own.stop))),
@@ -74,6 +83,16 @@ class AgentModel:
         update = {"sampling": own.model_copy(update=changed), "seeds": None if seed is None else (seed,)}
         session = request.request_id.rpartition("/")[0]
         return CompletionPieces(self, request.model_copy(update=update), self.asks[session], special_tokens)
+
+
+def _check_tag(tag: str) -> None:
+    """Raises HTTPError (400) where vLLM could not follow a structural tag, as for a strange schema of a tool."""
+    import xgrammar  # vLLM's
+
+    try:
+        xgrammar.Grammar.from_structural_tag(tag)
+    except Exception as error:
+        raise HTTPError(400, f"the model cannot be held to these tools: {one_line(error)}") from error
 
 
 class CompletionPieces:

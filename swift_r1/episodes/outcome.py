@@ -66,7 +66,7 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
         text = _last_text(last, ids[turns[last.calls[-1]]], prompts)
     about = {
         "kinds": dict(record.kinds),
-        "overruled": sum(record.overruled.values()),
+        "overruled": sum(count for name, count in record.overruled.items() if name != "model"),
         "constrained": len(forced),
         "limited": state.limited,
         "seconds": play.seconds,

@@ -1,4 +1,4 @@
-"""`python -m swift_r1.episodes.parent FD`: the process that episodes are forked from, so that plugins are imported once.
+"""`python -m swift_r1.episodes.parent FD`: what episodes are forked from, so that plugins are imported once.
 Linux.
 
 It speaks JSON lines over the socket FD. It is told what to run, and answers `{"ready": true}` or `{"fault": text}`:

@@ -16,6 +16,7 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.episodes.gateway import AgentGateway
 from swift_r1.episodes.outcome import Play, conversation_of
 from swift_r1.episodes.processes import AgentProcesses, Ended
+from swift_r1.errors import RunFailed
 from swift_r1.sampling.base import Conversation, OnDone
 from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.multi_turn import Asked, OnGroup, one_of
@@ -25,7 +26,7 @@ from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 logger = logging.getLogger("swift_r1.episodes")
 
 _MOST_CALLS = 1000  # of an episode without --max_turns
-_KILL_S = 30.0  # for what was killed to be gone
+_KILL_S = 120.0  # for what was killed to be gone
 _NO_LATER_S = 0.02
 _SESSION = re.compile(wire.SESSION_ID)
 
@@ -136,7 +137,10 @@ class AgentRunner:
         late = not await self._ends_in_time(episode, ended)
         if late:
             self.processes.kill(number)
-        how = await asyncio.wait_for(ended, _KILL_S if late else None)
+        try:
+            how = await asyncio.wait_for(ended, _KILL_S if late else None)
+        except TimeoutError as error:
+            raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
         play = Play(group, episode.prompt, how, late, episode.seconds(), self.limits.seconds)
         conversation = conversation_of(play, state, model.prompts)

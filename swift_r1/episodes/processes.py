@@ -79,7 +79,7 @@ class AgentProcesses:
         """Begins an episode: its number, and how it ends. Starts the parent again where it was killed."""
         async with self._starting:
             if self._listening is None or self._listening.done():
-                self._gone()
+                await self._end()
                 await self.start()
         self._numbers += 1
         ended = self._waiting[self._numbers] = asyncio.get_running_loop().create_future()
@@ -91,13 +91,16 @@ class AgentProcesses:
         if number in self._waiting:
             self._send({"end": number})
 
-    def _gone(self) -> None:
+    async def _end(self) -> None:
+        """The parent kills what runs, and ends."""
         if self._writer is not None:
             self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
             self._writer = None
         if self._parent is not None:
             try:
-                self._parent.wait(_END_SECONDS)
+                await asyncio.to_thread(self._parent.wait, _END_SECONDS)
             except subprocess.TimeoutExpired:
                 self._parent.kill()
                 self._parent.wait()
@@ -107,7 +110,7 @@ class AgentProcesses:
         """Kills what runs."""
         if self._listening is not None:
             self._listening.cancel()
-        self._gone()
+        await self._end()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._writer is not None

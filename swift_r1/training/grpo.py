@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from swift_r1.algorithms import (
     rewards_less_kl,
     sum_metrics,
     top_entropy_threshold,
+    turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
@@ -41,10 +42,13 @@ _SAMPLED = 256  # numbers of a matrix, at least
 
 
 def batch_of_round(
-    scored: ScoredRound | None, ranks: Ranks, prompts: Sequence[Sequence[int]] | None = None
+    scored: ScoredRound | None,
+    ranks: Ranks,
+    prompts: Sequence[Sequence[int]] | None = None,
+    per_turn: str | None = None,
 ) -> RoundBatch:
     """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
-    own. Collective."""
+    own; with the advantages of turns, scaled as `per_turn` says. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
@@ -58,10 +62,26 @@ def batch_of_round(
         [conversations[number].finish_reason == "length" for number, _ in rows],
         [row.loss_mask for row in sequences],
         [number for number, _ in rows],
+        () if per_turn is None else _of_turns(scored, per_turn),
     )
     if ranks.world_size > 1:
         ranks.broadcast(list(batch.tensors().values()))
     return batch
+
+
+def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
+    """Of each row's tokens what the rewards of their turns add to the advantage; 0 for those of no turn."""
+    groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
+    rewards = [[(one.conversation.infos or {}).get("turn_rewards") or [] for one in group] for group in groups]
+    found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
+    of_rows = []
+    for item, own in zip(chain.from_iterable(groups), chain.from_iterable(found), strict=True):
+        valid = [] if math.isnan(item.objective) else own
+        sequences = item.conversation.sequences or (_nothing(item.conversation),)
+        for row in sequences:
+            turns = row.turns or (-1,) * len(row.loss_mask)
+            of_rows.append([valid[turn] if turn >= 0 and valid else 0.0 for turn in turns])
+    return of_rows
 
 
 def _nothing(conversation: Conversation) -> TokenSequence:

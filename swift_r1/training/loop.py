@@ -113,7 +113,8 @@ class Trainer:
         self.device.to_train()
         self.progress.rounds += 1
         with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
-            batch = grpo.batch_of_round(scored, self.ranks)
+            per_turn = self.args.scale_rewards if self.args.advantage_per == "turn" else None
+            batch = grpo.batch_of_round(scored, self.ranks, per_turn=per_turn)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round

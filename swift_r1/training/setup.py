@@ -427,7 +427,7 @@ def open_agents(context: Context, ends: tuple[int, ...], model_length: int | Non
     tool_calls = ToolCalls(args.tool_call_parser, prompts.tokenizer)
     logger.info("%s", tool_calls.said())
     longest = model_length or sys.maxsize
-    model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words))
+    model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words), bool(args.use_vllm))
     gateway = AgentGateway(model)
     context.cleanup.callback(gateway.close)
     plugins, memory = list(args.external_plugins), args.reward_memory_limit

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
 from typing import Any
+
+from openai import BadRequestError
 
 from swift_r1 import ORM, Agent, agents, orms
 
@@ -27,6 +30,9 @@ class Counts(Agent):
             said = answer.choices[0].message
             turns.append(digits(said.content or ""))
             messages += [said, {"role": "user", "content": "more"}]
+            if "progress" in row:
+                with open(row["progress"], "a") as file:
+                    file.write(".")
         return {"reward": sum(turns), "turn_rewards": turns, "noted": row["episode_id"]}
 
 
@@ -77,7 +83,46 @@ class Misbehaves(Agent):
         return 0.5
 
 
-agents |= {"counts": Counts, "branches": Branches, "misbehaves": Misbehaves}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}},
+    },
+}
+
+
+class Adds(Agent):
+    """Has a tool, and asks for what cannot be had before."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        messages: list[Any] = list(row["messages"])
+        refused = []
+        for more in (
+            {"tools": [ADD], "tool_choice": "required"},
+            {"logprobs": True, "top_logprobs": 2},
+            {"extra_body": {"stop_token_ids": [100_000]}},
+            {"frequency_penalty": 1.0},
+        ):
+            try:
+                await client.chat.completions.create(model="any", messages=messages, **more)
+            except BadRequestError as error:
+                refused.append(error.message)
+        # More tokens than there is room for are cut down.
+        asked = {"model": "any", "tools": [ADD], "max_tokens": 100_000, "temperature": 0.5}
+        while True:
+            said = (await client.chat.completions.create(messages=messages, **asked)).choices[0].message
+            messages.append(said)
+            if not said.tool_calls:
+                return {"reward": float(said.content == "It is 3."), "refused": refused}
+            for call in said.tool_calls:
+                given = json.loads(call.function.arguments)
+                answer = {"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])}
+                messages.append(answer)
+
+
+agents |= {"adds": Adds, "counts": Counts, "branches": Branches, "misbehaves": Misbehaves}
 
 
 class Seen(ORM):
@@ -95,4 +140,19 @@ class Seen(ORM):
         return [turns / 100 for turns in num_turns]
 
 
-orms["seen"] = Seen
+class Slow(ORM):
+    """The share of digits, some time later."""
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        time.sleep(0.5)
+        return [digits(text) for text in completions]
+
+
+class Digits(ORM):
+    """The share of digits."""
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [digits(text) for text in completions]
+
+
+orms |= {"seen": Seen, "slow": Slow, "digits": Digits}

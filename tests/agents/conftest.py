@@ -27,7 +27,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Conversation, OnDone, OnOutput
 from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.multi_turn import MultiTurn
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests.rollout.session_engine import Entry
 
 PLUGIN = Path(__file__).with_name("agents_plugin.py")
@@ -42,6 +42,8 @@ class LoggedRollouts:
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine, self.log, self._one = engine, list[Entry](), threading.Lock()
         self.version = 3
+        self.says: list[str] = []  # in the place of what the model would say, by number of the call
+        self.tokenizer: Any = None
 
     def publish_weights(self) -> None: ...
 
@@ -59,13 +61,20 @@ class LoggedRollouts:
     def one(self, request: RolloutRequest) -> RolloutOutput:
         """Alone, so that batches change no token."""
         with self._one:
-            [output] = self.engine.generate([request], self.version)
+            [output] = self._said(request) if self.says else self.engine.generate([request], self.version)
             [done] = output.completions
             seed = None if request.seeds is None else request.seeds[0]
             versions = ((0, self.version),)
             ids = (request.prompt_token_ids, request.sampling, seed, done.token_ids)
             self.log.append(Entry(*ids, done.logprobs, versions, done.finish_reason))
             return output
+
+    def _said(self, request: RolloutRequest) -> list[RolloutOutput]:
+        text = self.says[int(request.request_id.rpartition("/")[2]) % len(self.says)]
+        ids = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id)
+        assert len(ids) <= request.sampling.max_tokens <= 1024 - len(request.prompt_token_ids)
+        done = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", weight_version=3)
+        return [RolloutOutput(request_id=request.request_id, completions=(done,))]
 
     def answer(self, calls: OpenCalls | None) -> None:
         assert calls is not None
@@ -139,12 +148,18 @@ def stages(tiny_model: Path) -> Iterator[Callable[..., Stage]]:
     engine = TransformersEngine(model, tokenizer, (tokenizer.eos_token_id,), tokenizer.pad_token_id)
     known: dict[Any, Stage] = {}
     with ExitStack() as cleanup:
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # agents need the cores too
 
-        def stage(agent: str | None = None, command: Sequence[str] = (), memory: float = 2.0) -> Stage:
+        def stage(
+            agent: str | None = None, command: Sequence[str] = (), memory: float = 2.0, template: str | None = None
+        ) -> Stage:
             key = agent, tuple(command)
             if key not in known:
+                tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+                tokenizer.chat_template = template or tokenizer.chat_template
                 prompts, ends = PromptTokenizer(tokenizer), (tokenizer.eos_token_id,)
-                served = AgentModel(prompts, ToolCalls(None, tokenizer), 1024, len(tokenizer), ends)
+                served = AgentModel(prompts, ToolCalls(None, tokenizer), 1024, len(tokenizer), ends, forces_calls=False)
                 gateway = AgentGateway(served)
                 cleanup.callback(gateway.close)
                 order = Order([str(PLUGIN)], agent, list(command) or None, memory, [])

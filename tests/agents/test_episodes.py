@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from swift_r1.sampling.base import Conversation
 from tests.agents.conftest import Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry
+from tests.tool_templates import HERMES
 
 HANGING = ["hangs", "hangs at once"]
 WRONG = {
@@ -52,6 +55,12 @@ def same_as_made(groups: list[list[Conversation]], log: list[Entry]) -> None:
     assert sorted(found) == sorted(made)
 
 
+def tokens(groups: list[list[Conversation]]) -> list[Any]:
+    """All but the numbers of turns, which for calls beside each other are as they came."""
+    every = [one for group in groups for conversation in group for one in conversation.sequences]
+    return [(one.prompt_token_ids, one.completion, one.loss_mask) for one in every]
+
+
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("agent", ["counts", "branches"])
 def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: str, served: bool) -> None:
@@ -70,9 +79,7 @@ def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: 
             assert conversation.infos["reward"] == pytest.approx(sum(conversation.infos["turn_rewards"]))
     assert len({one.sequences[0].completion.token_ids for group in first for one in group}) > 3
     again = stage.play([{}, {}, {}], served=served, at_once=1)
-    assert [[one.sequences for one in group] for group in first] == [
-        [one.sequences for one in group] for group in again
-    ]
+    assert tokens(first) == tokens(again)
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -86,9 +93,8 @@ def test_agents_that_misbehave_are_told_apart(stages: Callable[..., Stage], serv
     assert "agents_plugin.py:" in (causes["crashes"] or "")
     assert groups[-1][0].failure is None and (groups[-1][0].infos or {})["reward"] == 0.5
     same_as_made(groups, stage.rollouts.log)  # what was written before is there
-    assert [len(group[0].sequences) for group in groups] == [
-        how not in ("silent", "hangs at once") for how in WRONG
-    ] + [1]
+    called = [how not in ("silent", "hangs at once") for how in WRONG]
+    assert [len(group[0].sequences) for group in groups] == [*called, 1]
 
 
 def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
@@ -97,7 +103,7 @@ def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
     assert one.failure is None
 
     def alive() -> bool:
-        return any("run/0/0" in process.info["cmdline"] for process in psutil.process_iter(["cmdline"]))
+        return any("run/0/0" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
     assert not alive()
 
@@ -121,8 +127,6 @@ def test_the_parent_may_be_killed(stages: Callable[..., Stage]) -> None:
         until(lambda: len(parent.children()) == 2)
         parent.kill()
 
-    import threading
-
     killer = threading.Thread(target=kill)
     killer.start()
     [[one, other]] = stage.play([{"how": "hangs at once"}])
@@ -130,6 +134,26 @@ def test_the_parent_may_be_killed(stages: Callable[..., Stage]) -> None:
     assert one.failure == other.failure == "died: the process that agents are forked from was killed"
     [[one]] = stage.play([{}], n=1)
     assert one.failure is None and stage.processes.pid != pid
+
+
+def test_an_agent_with_tools_and_with_requests_that_are_refused(stages: Callable[..., Stage]) -> None:
+    """What an engine would refuse would end the run there: the gateway refuses it."""
+    stage = stages("adds", template=HERMES)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    refused = 3  # the first of them was not even begun
+    stage.rollouts.says, stage.rollouts.tokenizer = [""] * refused + [f"I add.\n{call}", "It is 3."], stage.tokenizer
+    try:
+        [[one]] = stage.play([{}], n=1, max_tokens=900)
+    finally:
+        stage.rollouts.says = []
+    assert one.failure is None and one.infos is not None and one.infos["reward"] == 1.0
+    wanted = ["cannot force a call", "leave top_logprobs out", "the vocabulary ends at", "frequency_penalty"]
+    assert [why in text for why, text in zip(wanted, one.infos["refused"], strict=True)] == [True] * 4
+    same_as_made([[one]], stage.rollouts.log)
+    [made] = one.infos["tool_calls"]
+    assert made["turn"] == 1 and made["name"] == "add" and made["content"] == "3" and made["outcome"] == "answer"
+    assert len(one.sequences) == 1 and one.infos["agent"]["overruled"] == 2
+    assert [message["role"] for message in one.messages] == ["user", "assistant", "tool", "assistant"]
 
 
 AGENT = """
@@ -168,6 +192,24 @@ body='{"model": "any", "messages": [{"role": "user", "content": "hello"}]}'
 curl -sS "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
   -H 'Content-Type: application/json' -d "$body" > /dev/null && echo 1
 """
+
+
+NODE = """
+const row = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const head = {Authorization: `Bearer ${process.env.OPENAI_API_KEY}`, "Content-Type": "application/json"};
+const body = JSON.stringify({model: "any", messages: row.messages});
+fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {method: "POST", headers: head, body})
+  .then((answer) => answer.json())
+  .then((answer) => console.log(JSON.stringify({reward: 2, said: answer.choices[0].message.content})));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
+    """Its own memory is mostly reserved, not taken."""
+    [[one]] = stages(command=["node", "-e", NODE]).play([{}], n=1)
+    assert one.failure is None and one.infos is not None
+    assert one.infos["reward"] == 2.0 and one.infos["said"] == one.text
 
 
 def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
