@@ -33,6 +33,8 @@ setup(
         "view": requirements("view"),
         # `--agent`: the client of plugins that are agents.
         "agents": requirements("agents"),
+        # `--env KIND:NAME`: what each kind of environments needs.
+        **{kind: requirements("agents") + requirements(kind) for kind in ("gymnasium", "openenv", "trl", "verifiers")},
         # `swift launch --on ray`; a cluster's nodes need the version that it runs.
         "ray": requirements("ray"),
         "dev": requirements("dev"),

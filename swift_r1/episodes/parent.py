@@ -3,7 +3,8 @@ Linux.
 
 It speaks JSON lines over the socket FD. It is told what to run, and answers `{"ready": true}` or `{"fault": text}`:
 
-    {"plugins": [...], "agent": name | null, "command": [...] | null, "memory": GiB, "kept": [variables]}
+    {"plugins": [...], "agent": name | null, "command": [...] | null, "memory": GiB, "kept": [variables],
+     "env_args": {...} | null}
 
 Then `{"begin": number, "environ": {...}, "row": {...}}` begins an episode and `{"end": number}` kills it. Either way
 `{"ended": number, "code": n, "result": text | null, "raised": text | null, "stdout": text, "stderr": text}` comes once
@@ -44,6 +45,7 @@ class Order:
     command: Sequence[str] | None
     memory: float
     kept: Sequence[str]
+    env_args: Mapping[str, Any] | None = None  # of the environment that `agent` names
 
 
 @dataclass(eq=False)
@@ -250,6 +252,11 @@ def _load(order: Order) -> None:
     from swift_r1.plugins.agents import agents
 
     load_plugins(order.plugins)
+    if order.env_args is not None:
+        from swift_r1.environments.base import adapter
+
+        agents[order.agent] = environment = adapter(order.agent, order.env_args)
+        environment.prepare()
     if order.agent not in agents:
         raise UsageError(f"--agent {order.agent}: the plugins do not register it in another process")
 
