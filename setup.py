@@ -31,6 +31,8 @@ setup(
         "gpu": requirements("gpu"),
         # `swift view` and `swift report`.
         "view": requirements("view"),
+        # `--agent`: the client of plugins that are agents.
+        "agents": requirements("agents"),
         # `swift launch --on ray`; a cluster's nodes need the version that it runs.
         "ray": requirements("ray"),
         "dev": requirements("dev"),

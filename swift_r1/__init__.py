@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "swift_r1.rewards": ("ORM", "AsyncORM", "orms"),
+    "swift_r1.plugins.agents": ("Agent", "agents"),
     "swift_r1.tool_use.registry": ("tools",),
     "swift_r1.data.sampler": ("Outcome", "Sampler", "samplers"),
     "swift_r1.data": (
@@ -28,6 +29,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ORM",
+    "Agent",
     "AlpacaPreprocessor",
     "AsyncORM",
     "AutoPreprocessor",
@@ -39,6 +41,7 @@ __all__ = [
     "Sampler",
     "SubsetDataset",
     "__version__",
+    "agents",
     "orms",
     "register_dataset",
     "samplers",
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
         register_dataset,
     )
     from swift_r1.data.sampler import Outcome, Sampler, samplers
+    from swift_r1.plugins.agents import Agent, agents
     from swift_r1.rewards import ORM, AsyncORM, orms
     from swift_r1.tool_use.registry import tools
 

@@ -4,7 +4,7 @@ All raise ValueError on shapes that do not fit together, a value out of its rang
 Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts the loss together.
 """
 
-from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal
+from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal, turn_advantages
 from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
 from swift_r1.algorithms.chord import chord_mu, expert_loss
 from swift_r1.algorithms.distillation import reverse_kl, teacher_advantages
@@ -42,6 +42,7 @@ __all__ = [
     "teacher_advantages",
     "token_rewards",
     "top_entropy_threshold",
+    "turn_advantages",
     "value_loss",
     "whiten",
 ]

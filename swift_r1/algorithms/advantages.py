@@ -1,16 +1,20 @@
 """Advantages from rewards: how much better a completion is than a baseline of its group or batch.
 
 Sources: GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (2503.20783), RLOO (2402.14740, eq. 7),
-REINFORCE++ and its baseline variant (2501.03262).
+REINFORCE++ and its baseline variant (2501.03262); of turns see
+`turn_advantages`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+
+from swift_r1.algorithms.rewards import mean, sample_std
 
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 ScaleRewards = Literal["group", "batch", "none"]
@@ -21,7 +25,8 @@ STD_EPSILON = 1e-4  # added to every standard deviation that divides
 class Advantages(NamedTuple):
     """What the completions of a round are trained towards, without gradient."""
 
-    # float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained
+    # float32 `[R]`, one per row of the batch (an agent's episode may have several, else it is `[N]`); with a critic or
+    # rewards of turns `[R, T]`, one per token, 0 where nothing is trained
     values: Tensor
     of_completions: Tensor  # float32 `[N]`, the advantage of each completion; of tokens their mean
     returns: Tensor | None = None  # float32 `[N, T]` for the critic, likewise; None without one
@@ -75,6 +80,36 @@ def group_advantages(
     else:
         advantages = centred / (_std(grouped, valid) + STD_EPSILON)
     return advantages.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def turn_advantages(
+    groups: Sequence[Sequence[Sequence[float]]], scale_rewards: ScaleRewards = "group"
+) -> list[list[list[float]]]:
+    """What the rewards of single turns add to the advantage of an episode's turns: the sum of the normalised rewards of
+    that turn and of those after it (GRPO's process supervision, arXiv 2402.03300, section 4.1.3). It comes on top of
+    the advantage of the episode's own reward, as in arXiv 2505.11821.
+
+    Args:
+        groups: of each group its episodes, of each episode a reward for each of its turns; none where it has no such
+            rewards.
+        scale_rewards: what rewards less their group's mean are divided by: the sample standard deviation of the
+            `group`'s turns or of all turns of the `batch`, + 1e-4, or nothing (`none`).
+
+    Returns:
+        Numbers in the same shape; 0 where all rewards of a group are equal.
+    """
+    check_known("scale_rewards", scale_rewards, get_args(ScaleRewards))
+    everything = [reward for group in groups for episode in group for reward in episode]
+    found = []
+    for group in groups:
+        rewards = [reward for episode in group for reward in episode]
+        middle = mean(rewards)
+        over = {"group": rewards, "batch": everything, "none": []}[scale_rewards]
+        divisor = sample_std(over) + STD_EPSILON if over else 1.0
+        constant = not rewards or min(rewards) == max(rewards)
+        episodes = [[0.0 if constant else (reward - middle) / divisor for reward in episode] for episode in group]
+        found.append([list(accumulate(reversed(episode)))[::-1] for episode in episodes])
+    return found
 
 
 def check_known(name: str, value: object, known: Sequence[str | None]) -> None:

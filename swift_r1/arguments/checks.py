@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.agents import agent_faults
 from swift_r1.arguments.engine import engine_kwargs_faults
 from swift_r1.arguments.fields import no_effect
 from swift_r1.arguments.output import LAST
@@ -32,6 +33,7 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from algorithm_faults(args, given)
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
+    yield from agent_faults(args, given)
     if args.colocates:
         yield from _colocate_faults(args, world)
     elif args.use_vllm:

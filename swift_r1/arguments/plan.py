@@ -166,7 +166,11 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
 
     is_ppo = args.rlhf_type == "ppo"
     size = "streamed" if plan.epochs is None else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs"
-    per_turn = " per turn" if args.multi_turn_scheduler and args.completion_length_limit_scope == "per_round" else ""
+    per_turn = (
+        " per turn"
+        if (args.multi_turn_scheduler or args.plays_agent) and args.completion_length_limit_scope == "per_round"
+        else ""
+    )
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": rollouts_from(args),
@@ -204,6 +208,10 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
         environment = f", environment {args.gym_env or 'by row'}" if args.plays_gym else ""
         rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
+    if args.plays_agent:
+        rows["episodes"] = (
+            f"of {args.agent or args.agent_command}, {args.agent_concurrency} at once, {args.agent_timeout:g} s each"
+        )
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
+from swift_r1.arguments.agents import AgentArguments
 from swift_r1.arguments.algorithm import ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.distillation import POLICY, DistillationArguments
@@ -16,7 +17,7 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.resuming import BATCH, began_with
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
-from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
+from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.sharing import HubArguments, TrackerArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
@@ -36,7 +37,7 @@ class RlhfFlags(
     DistillationArguments,
     ChordArguments,
     PPOArguments,
-    MultiTurnArguments,
+    AgentArguments,
     GenerationArguments,
     DataArguments,
     BuiltinRewardArguments,
@@ -97,8 +98,10 @@ class RlhfFlags(
 
     @property
     def reward_names(self) -> list[str]:
-        """`--reward_funcs`, the models of `--reward_model`, and the environment's own reward, as ms-swift has them."""
-        more = [*(one.name for one in self.reward_models), *(["gym_reward"] if self.plays_gym else [])]
+        """`--reward_funcs`, the models of `--reward_model`, and the reward of the environment or the agent, as
+        ms-swift has the former."""
+        own = ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
+        more = [*(one.name for one in self.reward_models), *own]
         return [*self.reward_funcs, *(name for name in more if name not in self.reward_funcs)]
 
     @property

@@ -23,10 +23,17 @@ _AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
 _GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
-    lambda args: args.scheduler_name is not None,
-    "without --multi_turn_scheduler, --tools or --use_gym_env true",
+    lambda args: args.scheduler_name is not None or args.plays_agent,
+    "without --multi_turn_scheduler, --tools, --use_gym_env true or an agent",
 )
 _CALLS = Scope(lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}")
+_PARSES = Scope(
+    lambda args: args.calls_tools or args.plays_agent,
+    f"without --tools, --multi_turn_scheduler {TOOL_SCHEDULER} or an agent",
+)
+_SCHEDULES = Scope(
+    lambda args: args.scheduler_name is not None, "without --multi_turn_scheduler, --tools or --use_gym_env true"
+)
 
 
 def url_of(host: str, port: int) -> str:
@@ -230,6 +237,11 @@ class TurnArguments:
         return self.gym_env is not None if self.use_gym_env is None else self.use_gym_env
 
     @property
+    def plays_agent(self) -> bool:
+        """Whether an agent plays whole episodes."""
+        return False
+
+    @property
     def scheduler_name(self) -> str | None:
         """The scheduler's name; that of environments where only one of those is named."""
         return self.multi_turn_scheduler or (GYM_SCHEDULER if self.plays_gym else None)
@@ -256,7 +268,7 @@ class MultiTurnArguments(TurnArguments):
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )
     multi_turn_timeout: float = free(
-        60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
+        60.0, "seconds for schedulers and environments between two turns", _SCHEDULES, more_than=0
     )
     tools: list[str] = flag(
         [],
@@ -265,7 +277,7 @@ class MultiTurnArguments(TurnArguments):
     tool_call_parser: str | None = flag(
         None,
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
-        _CALLS,
+        _PARSES,
     )
     tool_timeout: float = flag(
         10.0, "seconds that a tool call may take before its process is killed", _CALLS, more_than=0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import multiprocessing
 import os
 import secrets
+import shutil
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -30,6 +32,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.agents import Agent, agents
 from swift_r1.plugins.compat import instead_of
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
@@ -57,6 +60,7 @@ def check_inputs(
         *reward_model_faults(args),
         *scheduler_name_faults(args),
         *tool_faults(args),
+        *agent_faults(args),
         *hub_faults(args),
         *known_faults,
         *trainer_faults(args, world),
@@ -181,6 +185,32 @@ def tool_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
+def agent_faults(args: RlhfArguments) -> list[str]:
+    """An agent that nothing registered, or that cannot be run."""
+    if (words := args.agent_words) is not None:
+        found = shutil.which(words[0])
+        return [] if found else [f"--agent_command: there is no program {words[0]} that can be run"]
+    if args.agent is None:
+        return []
+    if args.agent not in agents:
+        known = ", ".join(sorted(agents)) or "none"
+        return [f"--agent {args.agent}: no plugin registers an agent of that name; known are {known}"]
+    if (why := why_no_agent(agents[args.agent])) is not None:
+        return [f"--agent {args.agent}: {why}"]
+    if importlib.util.find_spec("openai") is None:
+        return ["--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"]
+    return []
+
+
+def why_no_agent(agent: Any) -> str | None:
+    """Why a registered agent cannot be run."""
+    if not inspect.isclass(agent) or not issubclass(agent, Agent):
+        return f"{agent!r} is no class that derives from Agent"
+    if not inspect.iscoroutinefunction(agent.run):
+        return f"{agent.__name__} needs `async def run(self, client, row)`"
+    return None
+
+
 def _leads_many(scheduler: Any) -> bool:
     """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
     own = getattr(scheduler, "async_infer", None)
@@ -196,8 +226,10 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
     if args.teacher_model == POLICY and HINT not in columns:
         faults.append(f"--teacher_model {POLICY} needs the column {HINT}: without a hint it teaches what it knows")
-    given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
-    given = given | TOOL_COLUMNS if args.calls_tools else given
+    given = RESERVED if args.multi_turn_scheduler or args.plays_agent else RESERVED - {"rollout_infos"}
+    given = given | TOOL_COLUMNS if args.calls_tools or args.plays_agent else given
+    for name in sorted(TOOL_COLUMNS & columns) if args.plays_agent else ():
+        faults.append(f"the data has a column {name}, which rewards of agents get from us: rename it with --columns")
     for name in args.reward_funcs:
         if name not in orms:
             continue

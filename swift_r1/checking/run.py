@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults, tool_faults
+from swift_r1.checking.preflight import (
+    agent_faults,
+    column_faults,
+    reward_name_faults,
+    scheduler_name_faults,
+    tool_faults,
+    why_no_agent,
+)
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
@@ -25,6 +32,7 @@ from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
+from swift_r1.plugins.agents import agents
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
 
 
+_OF_EPISODES = ("gym_reward", "agent_reward")
 _KINDS = {
     "orms": "rewards",
     "rm_plugins": "reward model plugins",
@@ -41,6 +50,7 @@ _KINDS = {
     "envs": "environments",
     "samplers": "samplers",
     "tools": "tools",
+    "agents": "agents",
     "others": "other",
 }
 """What a plugin registers, in words."""
@@ -118,7 +128,10 @@ def run_checks(args: CheckArguments) -> CheckReport:
             *reward_model_faults(args),
             *scheduler_name_faults(args),
             *tool_faults(args),
+            *agent_faults(args),
         ]
+        registered = [name for plugin in report.plugins for name in plugin.agents if name != args.agent]
+        report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
         encoder = None
         if args.model:
             wording = Wording.of(args)
@@ -145,7 +158,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
                 report.rewards = try_rewards(args, names, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
-    judged = [one for one in report.rewards if one.name != "gym_reward"]  # it judges episodes, not completions
+    judged = [one for one in report.rewards if one.name not in _OF_EPISODES]  # these judge episodes, not completions
     if judged and all(one.tells_right is False for one in judged):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report

@@ -24,6 +24,7 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.data.registry import builtin_datasets, datasets
     from swift_r1.data.sampler import samplers
     from swift_r1.plugins import load_plugins
+    from swift_r1.plugins.agents import agents
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
     from swift_r1.sampling.rm_plugins import known_plugins
@@ -40,6 +41,7 @@ def run(words: Sequence[str]) -> int:
         ("Context managers (--context_manager):", _summaries(context_managers)),
         ("Samplers (--prompt_sampler):", _summaries(samplers)),
         ("Tools (--tools):", _summaries(tools)),
+        ("Agents (--agent):", _summaries(agents)),
     ):
         if lines:
             print(title)

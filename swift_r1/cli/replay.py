@@ -63,6 +63,8 @@ def run(words: Sequence[str]) -> int:
         return print_estimate(args, world, gpu)
     from swift_r1.checking.preflight import model_files_faults, trainer_faults
 
+    if args.plays_agent:
+        raise UsageError(f"{recorded.path}: runs of agents, whose episodes may have several sequences, have no replay")
     faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
     if faults := [*faults, *model_files_faults(args, os.environ)]:
         raise UsageError(*faults)

@@ -23,7 +23,7 @@ from swift_r1.inference.sessions.calls import Asked
 from swift_r1.inference.sessions.gateway import Attempt, Gateway, Reader, Work
 from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.tool_use.parsing import ToolCallParser
-from swift_r1.wire.protocol import EngineDead, HTTPError, RolloutRequest
+from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 
 SESSION = "/v1/sessions/{session}"
 _LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
@@ -142,7 +142,7 @@ async def _chat(
 
     def asked(prompt: tuple[int, ...]) -> RolloutRequest:
         if len(prompt) >= longest:
-            raise HTTPError(400, f"the messages are {len(prompt)} tokens, the model takes {longest}")
+            raise LimitReached(400, f"the messages are {len(prompt)} tokens, the model takes {longest}")
         wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
         return body.request(prompt, wanted, prompts.turn_end, tag)
 

@@ -25,7 +25,7 @@ class LoadedPlugin:
 
     Attributes:
         path: as it was given.
-        orms, rm_plugins, datasets, schedulers, envs, samplers, tools: names in the registries of these kinds.
+        orms, rm_plugins, datasets, schedulers, envs, samplers, tools, agents: names in the registries of these kinds.
         others: names in registries that nothing here reads (`prms`, `context_managers`).
         module: the loaded module, which may have a `gold(row)` for `swift check`.
     """
@@ -38,6 +38,7 @@ class LoadedPlugin:
     envs: tuple[str, ...]
     samplers: tuple[str, ...]
     tools: tuple[str, ...]
+    agents: tuple[str, ...]
     others: tuple[str, ...]
     module: ModuleType
 
@@ -102,6 +103,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         envs=changed["environment"],
         samplers=changed["sampler"],
         tools=changed["tool"],
+        agents=changed["agent"],
         others=(*changed["process reward"], *changed["context manager"]),
         module=module,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
 from swift_r1.data.sampler import samplers
+from swift_r1.plugins.agents import agents
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
@@ -32,6 +33,7 @@ REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
     "context manager": (context_managers, "swift.rollout.gym_env", "context_managers"),
     "sampler": (samplers, "", ""),  # which it has not
     "tool": (tools, "", ""),
+    "agent": (agents, "", ""),
 }
 """What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 

@@ -85,6 +85,15 @@ class GymReward(ORM):
         return [infos.get("total_reward") for infos in rollout_infos]
 
 
+class AgentReward(ORM):
+    """What an agent's episode returned, or its `reward` (--agent, --agent_command)."""
+
+    def __call__(
+        self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any
+    ) -> list[float | None]:
+        return [infos.get("reward") for infos in rollout_infos]
+
+
 class Countdown(ORM):
     """`grade_countdown`."""
 
@@ -244,6 +253,7 @@ orms.update(
     react_format=ReActFormat,
     toolbench=ToolBench,
     gym_reward=GymReward,
+    agent_reward=AgentReward,
     countdown=Countdown,
     gsm8k=Gsm8k,
     math=Math,

@@ -29,6 +29,7 @@ class RecordedCompletion:
     request_id: str | None = None
     number: int | None = None  # its place in the group
     group: int | None = None
+    sequence: int | None = None  # which of the completion's rows it is: an agent's episode may have several
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None  # `T`, as all below
     mask: list[bool] | None = None  # in the loss

@@ -19,24 +19,58 @@ from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.wire.protocol import Completion, RolloutBatch, RolloutOutput, RolloutRequest, RolloutResponse
+from swift_r1.wire.protocol import (
+    Completion,
+    FinishReason,
+    RolloutBatch,
+    RolloutOutput,
+    RolloutRequest,
+    RolloutResponse,
+)
 
 OnDone = Callable[[int], None]  # told how many more completions have ended
 OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
 
 
+FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result")
+"""Why an agent's episode has no valid reward: its class raised; its command ended with another code than 0; its
+deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
+returned is no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """What goes through the model as one row of a batch: a prompt, and `T` tokens behind it."""
+
+    prompt_token_ids: Sequence[int]
+    completion: Completion  # all `T`; those that the policy did not write have log-probs of 0
+    loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
+    turns: Sequence[int] = ()  # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt and what followed: the policy's completion, or several turns that a scheduler led."""
+    """A prompt and what followed, one of its group: the policy's completion, several turns that a scheduler led, or an
+    agent's episode, whose calls may make several sequences, or none."""
 
     request_id: str  # of the prompt, the same for its whole group
     prompt: Prompt  # with the tokens of the first turn's prompt (an environment makes its own)
-    completion: Completion  # all tokens behind the prompt; those of messages between turns have log-probs of 0
-    loss_mask: Sequence[bool]  # one per token, True where the policy wrote it and it is trained
+    sequences: Sequence[TokenSequence]
     turns: Sequence[Sequence[int]]  # the tokens of each turn of the policy
     messages: list[dict[str, Any]]  # the whole conversation
     text: str  # what rewards see: the last turn, a response prefix included
-    infos: Mapping[str, Any] | None = None  # what the scheduler noted, `num_turns` at least; None without one
+    finish_reason: FinishReason
+    infos: Mapping[str, Any] | None = None  # what scheduler or agent noted, `num_turns` at least; None without one
+    failure: str | None = None  # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [one.completion for one in self.sequences]
+
+    @property
+    def length(self) -> int:
+        """In tokens, prompts aside."""
+        return sum(len(one.completion.token_ids) for one in self.sequences)
 
 
 class TrainedPolicy(Protocol):

@@ -18,7 +18,7 @@ from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, Generator, OnDone, ignore_output
+from swift_r1.sampling.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
 from swift_r1.sampling.staleness import spans_of
 from swift_r1.sampling.transcript import TurnFault
 from swift_r1.sampling.turn_engine import Limits, Play, TurnEngine, playing
@@ -36,6 +36,24 @@ class Turns(Protocol):
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         """Gives all conversations of each prompt to `on_group` as soon as they have ended. Collective; the other ranks
         pass None."""
+
+
+class Players(Protocol):
+    """Conversations that wait for turns of the model, on rank 0."""
+
+    def begin(self, asked: Asked) -> None:
+        """Starts the conversations of all requests."""
+
+    def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
+        """The turns that conversations wait for, once all wait or have ended; none when all have."""
+        ...
+
+    def answer(self, completions: Sequence[wire.Completion]) -> None:
+        """Continues the conversations that waited, in the order of `asked`."""
+
+    def take_ended(self) -> list[list[Conversation]]:
+        """The groups of conversations that have ended since the last call."""
+        ...
 
 
 class OneTurn:
@@ -57,15 +75,16 @@ class OneTurn:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        return Conversation(request_id, prompt, completion, (True,) * len(ids), (ids,), messages, text)
+        whole = TokenSequence(prompt.token_ids, completion, (True,) * len(ids))
+        return Conversation(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
 
 
 class MultiTurn:
-    """Schedulers lead the conversations, all of a round together: `infer_async` waits until every other conversation
+    """Schedulers or agents lead the conversations, all of a round together: a turn waits until every other conversation
     waits too or has ended, then the turns of all are generated in one call of the engine, on all ranks. So batches, and
     with seeds the tokens, do not depend on how long a scheduler takes. `stage` is on rank 0."""
 
-    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Stage | None) -> None:
+    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Players | None) -> None:
         self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
@@ -116,7 +135,7 @@ class Stage:
 
     def begin(self, asked: Asked) -> None:
         """Starts the conversations of all requests."""
-        self._groups = [[Play(prompt, _one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
+        self._groups = [[Play(prompt, one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
         self._ended = 0
         self._call(self._start([play for group in self._groups for play in group]))
 
@@ -208,7 +227,7 @@ class Stage:
         return result
 
 
-def _one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
+def one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
     """The request for one of its completions."""
     seeds = request.seeds and request.seeds[index : index + 1]
     return request.model_copy(update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds})
@@ -246,13 +265,14 @@ def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversat
         newest_weight_version=max(versions) if len(spans) > 1 else None,
         weight_versions=spans if len(spans) > 1 else None,
     )
+    mask = tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end]))
     return Conversation(
         request_id=play.request.request_id.rpartition("/")[0],
         prompt=play.prompt,
-        completion=completion,
-        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
+        sequences=(TokenSequence(play.prompt.token_ids, completion, mask),),
         turns=transcript.turn_token_ids,
         messages=messages,
         text=messages[-1]["content"] if is_text else transcript.text,
+        finish_reason=play.finish_reason,
         infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
     )

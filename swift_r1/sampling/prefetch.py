@@ -13,6 +13,7 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Generator, OnDone, OnOutput
+from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
@@ -225,15 +226,32 @@ class PrefetchRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, by weights that are not too old. Raises as `ServerPool.ask`, and RunFailed
-        where a server keeps answering with weights that are."""
+        """Every request is answered once; raises as `answer`."""
         assert requests is not None
         answers: dict[str, RolloutOutput] = {}
-        stale: Counter[str] = Counter()
-        asked: dict[str, RolloutRequest] = {}
 
         def answered(output: RolloutOutput) -> None:
-            name = asked[output.request_id].request_id
+            answers[output.request_id] = output
+            on_done(len(output.completions))
+            on_output(output)
+            if len(answers) == len(requests):
+                calls.close()
+
+        calls = OpenCalls(answered)
+        for request in requests:
+            calls.put(request)
+        if requests:
+            self.answer(calls)
+        return [answers[request.request_id] for request in requests]
+
+    def answer(self, calls: OpenCalls | None) -> None:
+        """Every call is answered once, as it comes, by weights that are not too old, until they are closed. Raises as
+        `ServerPool.ask`, and RunFailed where a server keeps answering with weights that are."""
+        assert calls is not None
+        stale: Counter[str] = Counter()
+
+        def answered(output: RolloutOutput) -> None:
+            name = output.request_id.partition("~")[0]
             if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
                 self.pool.stale += 1
                 stale[name] += 1
@@ -242,21 +260,19 @@ class PrefetchRollouts:
                         f"the rollout server answered {stale[name]} times with weights of {rounds} rounds where "
                         f"--max_staleness wants at least {self.oldest}: it does not use what it was sent"
                     )
-                return
-            answers[name] = output.model_copy(update={"request_id": name})
-            on_done(len(output.completions))
-            on_output(answers[name])
+                calls.again(output.request_id, stale[name])
+            else:
+                calls.answered(output)
 
-        while missing := [request for request in requests if request.request_id not in answers]:
-            # Asked again under the same name, a server would give the stale answer again, from its cache.
-            names = [f"{name}~{stale[name]}" if stale[name] else name for name in (one.request_id for one in missing)]
-            asked = dict(zip(names, missing, strict=True))
-            renamed = [one.model_copy(update={"request_id": name}) for name, one in asked.items()]
+        def look() -> None:
+            self.prefetcher.check_going_on()
+            calls.look()
+
+        while not calls.closed:
             try:
-                self.pool.ask(renamed, self.pool.served, answered, self.prefetcher.check_going_on)
+                self.pool.ask((), self.pool.served, answered, look, calls)
             except GatherAgain:
                 self.prefetcher.await_restored()
-        return [answers[request.request_id] for request in requests]
 
 
 class PrefetchedRounds:
@@ -294,7 +310,7 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        completions = [item.conversation.completion for item in scored.generated]
+        completions = [one for item in scored.generated for one in item.conversation.completions]
         rounds, allowed = oldest_rounds(completions, self.rollouts.served), sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(

@@ -13,6 +13,7 @@ from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
+from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.staleness import ServedVersions
@@ -84,6 +85,15 @@ class ServerRollouts:
 
         self.attend(ask)
         return None if requests is None else [answers[request.request_id] for request in asked]
+
+    def answer(self, calls: OpenCalls | None) -> None:
+        """Every call is answered once, as it comes, until they are closed. Collective; the other ranks pass None."""
+
+        def ask(pool: ServerPool) -> None:
+            assert calls is not None
+            pool.ask((), pool.served.current, calls.answered, calls.look, calls)
+
+        self.attend(ask)
 
     def attend(self, work: Callable[[ServerPool], None]) -> None:
         """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`

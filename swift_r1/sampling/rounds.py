@@ -10,6 +10,7 @@ import torch
 from swift_r1.algorithms import from_flags, groups_without_signal
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, Rollouts
 from swift_r1.sampling.multi_turn import Asked, Turns
@@ -71,6 +72,8 @@ class RoundSampler:
             if scored is not None:
                 scored.metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
                 scored.metrics["dynamic_sample/kept_without_signal"] = float(len(silent))
+        if scored is not None:
+            _check_episodes(scored)
         if self.args.async_generate and not self.args.max_staleness and scored is not None:
             scored.metrics.update(dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0))
         return scored
@@ -142,3 +145,10 @@ class RoundSampler:
             found = [groups_without_signal(rewards, self.plan.num_generations).nonzero().flatten()]
         places: list[int] = self.ranks.broadcast(found)[0].tolist()
         return places
+
+
+def _check_episodes(scored: ScoredRound) -> None:
+    """Raises RunFailed where no episode of an agent came to a result."""
+    failures = [item.conversation.failure for item in scored.generated]
+    if failures[0] is not None and all(failure is not None for failure in failures):
+        raise RunFailed(f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.runs.recorded import FIELDS
-from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.base import FAILURES, Conversation
 from swift_r1.sampling.texts import text_metrics
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
@@ -98,6 +98,9 @@ class Scoring:
         if len(self._groups) != len(self._places):
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
+        flat = [one for place in sorted(self._groups) for one in self._groups[place]]
+        failed = {place for place, one in enumerate(flat) if one.failure is not None}
+        columns = [_without(column, failed) for column in columns] if failed else columns
         totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
         ended = [
             (conversation, self._first + place, number)
@@ -110,8 +113,8 @@ class Scoring:
                 group=group,
                 number=number,
                 rewards={column.name: column.values[i] for column in columns},
-                reward=totals.rewards[i],
-                objective=totals.objectives[i],
+                reward=math.nan if i in failed else totals.rewards[i],
+                objective=math.nan if i in failed else totals.objectives[i],
             )
             for i, (conversation, group, number) in enumerate(ended)
         ]
@@ -132,10 +135,16 @@ class Scoring:
             prompt_id=[one.prompt.prompt_id for one in group],
             request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],  # a scheduler's uuid
             dataset=[one.prompt.dataset for one in group],
-            finish_reason=[one.completion.finish_reason for one in group],
+            finish_reason=[one.finish_reason for one in group],
             response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
             **more,
         )
+
+
+def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
+    """What a function said of episodes that failed is no reward, and no fault of its own."""
+    values = tuple(None if place in failed else value for place, value in enumerate(column.values))
+    return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
@@ -187,24 +196,24 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
     tokens."""
     conversations = [item.conversation for item in scored]
-    lengths = [len(one.completion.token_ids) for one in conversations]
+    lengths = [one.length for one in conversations]
     several = {}
     if conversations[0].infos is not None:
         turns = [len(one.turns) for one in conversations]
         several = {
             "multi_turn/mean_turns": mean(turns),
             "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(one.loss_mask) for one in conversations) / sum(lengths),
+            "multi_turn/trained_tokens": sum(sum(own.loss_mask) for one in conversations for own in one.sequences)
+            / max(1, sum(lengths)),
         }
     return (
         several
         | tool_metrics(conversations)
+        | agent_metrics(conversations)
         | {
             "completions/mean_length": mean(lengths),
             "completions/max_length": float(max(lengths)),
-            "completions/clipped_ratio": mean(
-                [float(one.completion.finish_reason == "length") for one in conversations]
-            ),
+            "completions/clipped_ratio": mean([float(one.finish_reason == "length") for one in conversations]),
         }
     )
 
@@ -230,12 +239,33 @@ def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     return metrics
 
 
+def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
+    (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
+    extend no earlier one. Nothing without an agent."""
+    about = [one.infos["agent"] for one in conversations if one.infos is not None and "agent" in one.infos]
+    if not about:
+        return {}
+    failed = Counter(one.failure.partition(":")[0] for one in conversations if one.failure is not None)
+    kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
+    return {
+        "agent/failed": float(failed.total()),
+        **{f"agent/{kind}": float(failed[kind]) for kind in FAILURES},
+        "agent/limited": float(sum(one["limited"] for one in about)),
+        "agent/sequences": sum(len(one.sequences) for one in conversations) / len(about),
+        "agent/seconds": sum(one["seconds"] for one in about) / len(about),
+        "agent/overruled": float(sum(one["overruled"] for one in about)),
+        "agent/constrained": float(sum(one["constrained"] for one in about)),
+        **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
+    }
+
+
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
     """What to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     metrics |= text_metrics([item.conversation for item in everything])
-    versions = [item.conversation.completion.weight_version for item in everything]
+    versions = [one.weight_version for item in everything for one in item.conversation.completions]
     metrics["rollout/weight_version"] = float(min(versions))
     return metrics | scored.metrics
 
@@ -243,7 +273,8 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
     which is the end of `prompt` too."""
-    conversation, completion = item.conversation, item.conversation.completion
+    conversation, completions = item.conversation, item.conversation.completions
+    newest = [one.newest_weight_version or one.weight_version for one in completions]
     row: dict[str, Any] = {
         "step": step,
         "prompt_id": conversation.prompt.prompt_id,
@@ -255,14 +286,18 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         **{f"rewards/{name}": value for name, value in item.rewards.items()},
         "reward": item.reward,
         "advantage": advantage,
-        "tokens": len(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "weight_version": completion.weight_version,
+        "tokens": conversation.length,
+        "finish_reason": conversation.finish_reason,
+        "weight_version": min((one.weight_version for one in completions), default=None),
     }
-    if completion.newest_weight_version is not None:  # several versions wrote it; `weight_version` is the oldest
-        row["newest_weight_version"] = completion.newest_weight_version
-        if completion.weight_versions:
-            row["weight_versions"] = completion.weight_versions
+    if completions and max(newest) != row["weight_version"]:  # which is the oldest of several that wrote it
+        row["newest_weight_version"] = max(newest)
+        if len(completions) == 1 and completions[0].weight_versions:
+            row["weight_versions"] = completions[0].weight_versions
+    if len(completions) != 1:
+        row["sequences"] = len(completions)
+    if conversation.failure is not None:
+        row["failure"] = conversation.failure
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
         if "tool_calls" in conversation.infos:  # without what a repeated run has otherwise

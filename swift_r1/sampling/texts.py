@@ -23,8 +23,9 @@ def text_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     prompts = {one.request_id: one.prompt for one in conversations}
     scripts = {request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()}
     for one in conversations:
-        found, again = repeated_ngrams(one.completion.token_ids)
-        ngrams, repeats = ngrams + found, repeats + again
+        for completion in one.completions:
+            found, again = repeated_ngrams(completion.token_ids)
+            ngrams, repeats = ngrams + found, repeats + again
         for script, count in letter_counts(one.text).items():
             letters += count
             foreign += count * (script not in scripts[one.request_id])

@@ -45,6 +45,7 @@ _COMPLETION = {
     "request_id": "string",
     "number": "int16",
     "group": "int32",
+    "sequence": "int16",
 }
 # Of its tokens: lists of one entry a token.
 _TOKENS = {
@@ -71,7 +72,7 @@ _ENCODING |= {"write_statistics": False, "store_schema": False}  # which take lo
 class TokenRows:
     """Recorded completions: `R` of them, of `K` tokens in all."""
 
-    completions: Sequence[Mapping[str, Any]]  # `R`: round_step, prompt_id, request_id, number, group
+    completions: Sequence[Mapping[str, Any]]  # `R`: round_step, prompt_id, request_id, number, group, sequence
     prompt_lengths: numpy.ndarray  # int `[R]`
     prompt_token_ids: numpy.ndarray  # int `[sum of prompt lengths]`
     lengths: numpy.ndarray  # int `[R]`, of the completions
@@ -92,7 +93,9 @@ class TokenRows:
             return pa.ListArray.from_arrays(offsets, pa.array(values.astype(of.to_pandas_dtype(), copy=False)))
 
         columns = {"step": pa.array([step] * len(self.completions), "int32")}
-        columns |= {name: pa.array([row[name] for row in self.completions], kind) for name, kind in _COMPLETION.items()}
+        columns |= {
+            name: pa.array([row.get(name) for row in self.completions], kind) for name, kind in _COMPLETION.items()
+        }
         columns["prompt_token_ids"] = lists(self.prompt_token_ids, self.prompt_lengths, "int32")
         columns |= {name: lists(self.tokens.get(name), self.lengths, kind) for name, kind in _TOKENS.items()}
         return pa.table(columns)

@@ -19,29 +19,45 @@ from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_mi
 
 @dataclass(frozen=True, slots=True)
 class RoundBatch:
-    """All completions of one round, ragged and flat, the same on every rank."""
+    """All `N` completions of one round, ragged and flat, the same on every rank. Each has a row, an agent's episode
+    perhaps several: `R` rows in the order of the completions."""
 
-    token_ids: Tensor  # int64 `[sum of lengths]`, for each completion its prompt and then its own tokens
-    prompt_lengths: Tensor  # int64 `[N]`
-    completion_lengths: Tensor  # int64 `[N]`
-    truncated: Tensor  # int64 `[N]`, 1 where the completion was cut at the length limit
+    token_ids: Tensor  # int64 `[sum of lengths]`, for each row its prompt and then its own tokens
+    prompt_lengths: Tensor  # int64 `[R]`
+    completion_lengths: Tensor  # int64 `[R]`, of the rows' own tokens
+    truncated: Tensor  # int64 `[R]`, 1 where the completion was cut at the length limit
     rollout_logps: Tensor  # float32 `[sum of completion lengths]`, the engine's log-probs
     rewards: Tensor  # float32 `[N]`, NaN where invalid
     loss_mask: Tensor  # int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote
-    prompt_numbers: Tensor  # int64 `[N]`, equal for completions of the same prompt tokens
+    prompt_numbers: Tensor  # int64 `[R]`, equal for rows of the same prompt tokens
+    owners: Tensor  # int64 `[R]`, the completion that a row belongs to, ascending
+    # float32 `[sum of completion lengths]`, what the rewards of turns add to a token's advantage; empty without them
+    turn_advantages: Tensor
 
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def rows(self, completions: range) -> range:
+        """Of consecutive completions."""
+        first, end = torch.searchsorted(self.owners, torch.tensor([completions.start, completions.stop])).tolist()
+        return range(first, end)
+
+    def of_completions(self, of_rows: Tensor) -> Tensor:
+        """Sums over the rows of each completion, `[N]` of `[R]`."""
+        return torch.zeros(len(self), dtype=of_rows.dtype).index_add_(0, self.owners, of_rows)
+
+    def padded(self, of_tokens: Tensor) -> Tensor:
+        """`[R, longest]` of `[sum of completion lengths]`, 0 behind the end of a row."""
+        filled = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
+        return torch.zeros(filled.shape, dtype=of_tokens.dtype).masked_scatter_(filled, of_tokens)
+
     def token_mask(self) -> Tensor:
-        """bool `[N, longest]`: the tokens that the policy wrote."""
-        mask = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
-        mask[mask.clone()] = self.loss_mask.bool()
-        return mask
+        """bool `[R, longest]`: the tokens that the policy wrote."""
+        return self.padded(self.loss_mask.bool())
 
     def written(self, samples: Tensor) -> Tensor:
-        """Where what is known of the tokens that the policy wrote in these completions, one after another, stands among
-        those of all completions: int64 `[K]`."""
+        """Where what is known of the tokens that the policy wrote in these rows, one after another, stands among those
+        of all rows: int64 `[K]`."""
         counts = self.token_mask().sum(1)
         return places_of((counts.cumsum(0) - counts)[samples], counts[samples])
 
@@ -56,8 +72,11 @@ def round_batch(
     rewards: Sequence[float],
     truncated: Sequence[bool],
     loss_masks: Sequence[Sequence[bool]] | None = None,
+    owners: Sequence[int] | None = None,
+    turn_advantages: Sequence[Sequence[float]] = (),
 ) -> RoundBatch:
-    """Puts `N` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained."""
+    """Puts `R` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained; no
+    owners: each is a completion of its own."""
     numbers: dict[tuple[int, ...], int] = {}
     flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
     return RoundBatch(
@@ -72,6 +91,8 @@ def round_batch(
             dtype=torch.long,
         ),
         prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
+        owners=torch.arange(len(prompts)) if owners is None else torch.tensor(owners),
+        turn_advantages=torch.tensor([value for row in turn_advantages for value in row], dtype=torch.float32),
     )
 
 
@@ -101,19 +122,20 @@ class Batching:
     silent_apart: bool = False  # groups whose rewards are all equal teach nothing, and get micro-batches of their own
 
 
-def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
+def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
-    prompts, completions, numbers = (
+    samples = batch.rows(completions)
+    prompts, written, numbers, owners = (
         one[samples.start : samples.stop].tolist()
-        for one in (batch.prompt_lengths, batch.completion_lengths, batch.prompt_numbers)
+        for one in (batch.prompt_lengths, batch.completion_lengths, batch.prompt_numbers, batch.owners)
     )
     # Prompts are shared within a group, and where the prompt is the same too.
-    groups = [(sample // batching.group_size, number) for sample, number in zip(samples, numbers, strict=True)]
+    groups = [(owner // batching.group_size, number) for owner, number in zip(owners, numbers, strict=True)]
     silent: list[bool] = []
     if batching.silent_apart:
         without_signal = groups_without_signal(batch.rewards, batching.group_size)
-        silent = without_signal.repeat_interleave(batching.group_size)[samples.start : samples.stop].tolist()
-    lengths = Lengths(prompts, completions, groups, silent)
+        silent = without_signal[[owner // batching.group_size for owner in owners]].tolist()
+    lengths = Lengths(prompts, written, groups, silent)
     budget = batching.max_tokens or batching.completions * lengths.longest()
     form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:

@@ -93,7 +93,8 @@ class Evaluator:
             rows += [more | completion_row(item, step, None) for item in scored.trained]
             left = self.probe_prompts - len({item.conversation.prompt.prompt_id for item in probed})
             probed += scored.trained[: left * one.num_generations]
-        return metrics | plain_means(metrics), rows, probe_rows(probed, step) if probed else None
+        written = [item for item in probed if item.conversation.sequences]
+        return metrics | plain_means(metrics), rows, probe_rows(written, step) if written else None
 
     def _scored(self, one: EvalSet, step: int) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""
@@ -146,8 +147,8 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
         prompt_id=conversation.prompt.prompt_id,
         reward=None if value is None or math.isnan(value) else value,
         answer=rule.read(conversation.text) if rule is not None else None,
-        tokens=len(conversation.completion.token_ids),
-        truncated=conversation.completion.finish_reason == "length",
+        tokens=conversation.length,
+        truncated=conversation.finish_reason == "length",
     )
 
 

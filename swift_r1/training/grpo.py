@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor, nn
@@ -22,41 +22,73 @@ from swift_r1.algorithms import (
     rewards_less_kl,
     sum_metrics,
     top_entropy_threshold,
+    turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
 from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import Conversation, TokenSequence
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
 from swift_r1.training.chord import ExpertStep
 from swift_r1.training.token_values import StepTokens
+from swift_r1.wire.protocol import Completion
 
 _SAMPLED = 256  # numbers of a matrix, at least
 
 
 def batch_of_round(
-    scored: ScoredRound | None, ranks: Ranks, prompts: Sequence[Sequence[int]] | None = None
+    scored: ScoredRound | None,
+    ranks: Ranks,
+    prompts: Sequence[Sequence[int]] | None = None,
+    per_turn: str | None = None,
 ) -> RoundBatch:
     """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
-    own. Collective."""
+    own; with the advantages of turns, scaled as `per_turn` says. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
+    rows = [(number, row) for number, one in enumerate(conversations) for row in one.sequences or (_nothing(one),)]
+    sequences = [row for _, row in rows]
     batch = round_batch(
-        prompts or [one.prompt.token_ids for one in conversations],
-        [one.completion.token_ids for one in conversations],
-        [one.completion.logprobs for one in conversations],
+        prompts or [row.prompt_token_ids for row in sequences],
+        [row.completion.token_ids for row in sequences],
+        [row.completion.logprobs for row in sequences],
         [item.objective for item in scored.trained],
-        [one.completion.finish_reason == "length" for one in conversations],
-        [one.loss_mask for one in conversations],
+        [conversations[number].finish_reason == "length" for number, _ in rows],
+        [row.loss_mask for row in sequences],
+        [number for number, _ in rows],
+        () if per_turn is None else _of_turns(scored, per_turn),
     )
     if ranks.world_size > 1:
         ranks.broadcast(list(batch.tensors().values()))
     return batch
+
+
+def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
+    """Of each row's tokens what the rewards of their turns add to the advantage; 0 for those of no turn."""
+    groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
+    rewards = [[(one.conversation.infos or {}).get("turn_rewards") or [] for one in group] for group in groups]
+    found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
+    of_rows = []
+    for item, own in zip(chain.from_iterable(groups), chain.from_iterable(found), strict=True):
+        valid = [] if math.isnan(item.objective) else own
+        sequences = item.conversation.sequences or (_nothing(item.conversation),)
+        for row in sequences:
+            turns = row.turns or (-1,) * len(row.loss_mask)
+            of_rows.append([valid[turn] if turn >= 0 and valid else 0.0 for turn in turns])
+    return of_rows
+
+
+def _nothing(conversation: Conversation) -> TokenSequence:
+    """The row of an episode in which the model wrote nothing: nothing is trained."""
+    ids = conversation.prompt.token_ids
+    completion = Completion(token_ids=ids[-1:], logprobs=(0.0,), finish_reason="stop", weight_version=0)
+    return TokenSequence(ids, completion, (False,))
 
 
 def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
@@ -100,37 +132,37 @@ def before_training(
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
 
 
-def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], beta: float, ranks: Ranks) -> Tensor:
+def rewards_after_kl(batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], beta: float, ranks: Ranks) -> Tensor:
     """`--kl_in_reward`: the round's rewards `[N]` less `beta` times the KL of each completion, on every rank.
 
     Each rank computes the KL of its own completions. The KL is over all of a completion's tokens, also of one that
     `--overlong_filter` leaves out of the loss: its reward counts in the group's baseline. Collective.
     """
-    penalties = torch.zeros(len(rewards), dtype=torch.float64)
+    penalties = torch.zeros(len(batch.owners), dtype=torch.float64)
     for micro in chain.from_iterable(steps):
         assert micro.old_logps is not None and micro.ref_logps is not None
         nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
         penalty = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
         penalties[micro.samples] = penalty.cpu()
-    return (rewards + ranks.sum_data(penalties)).to(rewards.dtype)
+    return (batch.rewards + batch.of_completions(ranks.sum_data(penalties))).to(batch.rewards.dtype)
 
 
-def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, ranks: Ranks) -> Tensor:
-    """Mean entropy (nats) of each of the round's `count` completions before its first update, float64 `[count]`, NaN
-    without trained tokens, on every rank. Collective."""
-    found = torch.zeros(2, count, dtype=torch.float64)  # sums and lengths
+def completion_entropies(steps: Sequence[Sequence[MicroBatch]], batch: RoundBatch, ranks: Ranks) -> Tensor:
+    """Mean entropy (nats) of each of the round's completions before its first update, float64 `[N]`, NaN without
+    trained tokens, on every rank. Collective."""
+    found = torch.zeros(2, len(batch.owners), dtype=torch.float64)  # sums and lengths
     for micro in chain.from_iterable(steps):
         assert micro.old_entropies is not None
         found[0, micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
         found[1, micro.samples] = micro.mask.double().sum(1).cpu()
-    found = ranks.sum_data(found)
-    return found[0] / found[1]
+    sums, lengths = map(batch.of_completions, ranks.sum_data(found))
+    return sums / lengths
 
 
 def of_round(name: str, batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], ranks: Ranks) -> Tensor:
-    """The micro-batches' tensors `[B, T]` of this name, of all ranks, as one float32 `[N, longest]`: what is computed
+    """The micro-batches' tensors `[B, T]` of this name, of all ranks, as one float32 `[R, longest]`: what is computed
     from it does not depend on how the round was split. Collective."""
-    together = torch.zeros(len(batch), int(batch.completion_lengths.max()))
+    together = torch.zeros(len(batch.owners), int(batch.completion_lengths.max()))
     for micro in chain.from_iterable(steps):
         part: Tensor = getattr(micro, name)
         together[micro.samples, : part.shape[1]] = part.float().cpu()
@@ -191,7 +223,8 @@ def train_step(
     """The policy's loss and update. Collective.
 
     Args:
-        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token; for `real` its labels.
+        advantages: float32 `[R]`, of the rows of the whole round; or `[R, longest]`, one per token; for `real` its
+            labels.
         frozen: no backward pass and no update; gradient norm and rate are 0.
         tokens: takes what this loss sees and does of the completions that are recorded.
         experts: their loss is added, times its mu, and the policy's is times 1 - mu.
@@ -307,7 +340,7 @@ def update(
 
 
 def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
-    """The rows of a round's tensor, `[N]` or `[N, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
+    """The rows of a round's tensor, `[R]` or `[R, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
     rows = of_round[micro.samples]
     return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device, non_blocking=True)
 

@@ -113,7 +113,8 @@ class Trainer:
         self.device.to_train()
         self.progress.rounds += 1
         with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
-            batch = grpo.batch_of_round(scored, self.ranks)
+            per_turn = self.args.scale_rewards if self.args.advantage_per == "turn" else None
+            batch = grpo.batch_of_round(scored, self.ranks, per_turn=per_turn)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
@@ -137,7 +138,7 @@ class Trainer:
                 steps = self.teacher.teach(scored, batch, steps)
         with self.stopwatch.timed("train"):
             advantages, metrics = self.advantages(batch, steps, self.summary.steps)
-            entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
+            entropies = grpo.completion_entropies(steps, batch, self.ranks) if self.args.log_entropy else None
         if scored is not None:
             metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
         updated = self.plan.completions_per_optimizer_step
@@ -172,7 +173,7 @@ class Trainer:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards, metrics = batch.rewards, {}
         if self.args.kl_in_reward:
-            rewards = grpo.rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
+            rewards = grpo.rewards_after_kl(batch, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
         if (how := self.args.teaches_by) in ("advantage", "reward", "rlsd"):
             mask, coef = batch.token_mask(), self.args.teacher_kl_coef
@@ -188,8 +189,11 @@ class Trainer:
         )
         if self.loss.loss_type == "real":
             values = reward_labels(values, rewards.isfinite(), self.plan.num_generations)
+        of_rows = values[batch.owners]
+        if batch.turn_advantages.numel():
+            of_rows = batch.token_mask() * (of_rows[:, None] + batch.padded(batch.turn_advantages))
         if how not in ("advantage", "rlsd"):
-            return Advantages(values, values), metrics
+            return Advantages(of_rows, values), metrics
         per_token, more = taught_advantages(self.args, values, old, taught, mask, step)
         metrics |= more
         return Advantages(per_token, token_means(per_token, mask.float())), metrics

@@ -15,7 +15,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
 from swift_r1.runs.recorded import RecordedRun, WholeCompletion, row_columns
-from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TrainedPolicy
+from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy
 from swift_r1.sampling.remote import explained_difference, own_logprobs
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound, Scoring
@@ -178,11 +178,11 @@ def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
     return Conversation(
         request_id=str(one.request_id),
         prompt=prompt,
-        completion=completion,
-        loss_mask=one.written,
+        sequences=(TokenSequence(prompt.token_ids, completion, one.written),),
         turns=(ids,) if turns is None else ((),) * turns,
         messages=row.get("messages") or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
         text=text,
+        finish_reason=completion.finish_reason,
         infos=None
         if turns is None
         else {name: row[name] for name in ("tool_calls",) if name in row} | {"num_turns": turns},

@@ -155,7 +155,8 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
     tool_kit = setup.open_tools(context, ends)
-    make_turns = setup.open_turns(context, ends, rollouts.max_model_length, tool_kit)
+    how = (context, ends, rollouts.max_model_length, tool_kit, backend.vocab_size)
+    make_turns = setup.open_turns(*how)
     sampling = SamplingParams(
         max_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -209,7 +210,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         rounds = RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = setup.open_turns(context, ends, rollouts.max_model_length, tool_kit)
+        more_turns = make_turns if args.plays_agent else setup.open_turns(*how)  # a stage is one round's
         rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None

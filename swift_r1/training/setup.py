@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,11 +20,17 @@ from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.hubs import default_hub
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.episodes.gateway import AgentGateway, AgentModel
+from swift_r1.episodes.parent import Order
+from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.episodes.processes import AgentProcesses
 from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.decoding import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.policy import Critic, Policy
@@ -32,12 +40,12 @@ from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runs.recorded import Replay
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import Watchdog
-from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
+from swift_r1.sampling.base import EmbeddedRollouts, Generator, Rollouts
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage, Turns
 from swift_r1.sampling.pool.membership import Membership
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession, why_not_alike
-from swift_r1.sampling.prefetch import MakeTurns, prefetches
+from swift_r1.sampling.prefetch import MakeTurns, PrefetchRollouts, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
 from swift_r1.tool_use.parsing import ToolCallParser, chosen_parser
@@ -59,6 +67,8 @@ from swift_r1.wire.protocol import ServerInfo, ServerRefused, UpdatePolicy, toke
 from swift_r1.wire.server_file import ready_servers
 
 logger = logging.getLogger("swift_r1.training")
+
+_CLOSE_S = 30.0  # for episodes to be killed
 
 
 @dataclass(frozen=True)
@@ -365,10 +375,22 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
 
 
 def open_turns(
-    context: Context, ends: tuple[int, ...], model_length: int | None, tool_kit: ToolKit | None
+    context: Context, ends: tuple[int, ...], model_length: int | None, tool_kit: ToolKit | None, vocab_size: int
 ) -> MakeTurns:
-    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
+    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0, or episodes of an
+    agent."""
     args, tokenizer = context.args, context.tokenizer
+    if args.plays_agent and context.start.replay is None:
+        runner = open_agents(context, ends, model_length, vocab_size) if context.ranks.is_rank0 else None
+
+        def play(generator: Generator, ranks: Ranks) -> Turns:
+            episodes = None if runner is None else Episodes(runner)
+            if isinstance(generator, EmbeddedRollouts):
+                return MultiTurn(generator, ranks, episodes)
+            assert isinstance(generator, ServerRollouts | PrefetchRollouts)
+            return ServedEpisodes(generator, episodes)
+
+        return play
     if args.multi_turn_scheduler is None or context.start.replay is not None:
         return lambda generator, _ranks: OneTurn(
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -392,6 +414,28 @@ def open_turns(
         stage = Stage(name, args.multi_turn_timeout, *how, lambda: tool_kit is not None and tool_kit.pool.running > 0)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
+
+
+def open_agents(context: Context, ends: tuple[int, ...], model_length: int | None, vocab_size: int) -> AgentRunner:
+    """What runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
+    args, wording = context.args, Wording.of(context.args)
+    prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
+    if wording.enable_thinking is not None and isinstance(prompts.tokenizer.chat_template, str):
+        prompts.tokenizer = copy.copy(prompts.tokenizer)  # requests of agents do not say it
+        said = f"{{%- set enable_thinking = {str(wording.enable_thinking).lower()} %}}"
+        prompts.tokenizer.chat_template = said + prompts.tokenizer.chat_template
+    tool_calls = ToolCalls(args.tool_call_parser, prompts.tokenizer)
+    logger.info("%s", tool_calls.said())
+    longest = model_length or sys.maxsize
+    model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words))
+    gateway = AgentGateway(model)
+    context.cleanup.callback(gateway.close)
+    plugins, memory = list(args.external_plugins), args.reward_memory_limit
+    processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, memory, list(args.reward_env)))
+    context.cleanup.callback(lambda: gateway.call(processes.close()).result(_CLOSE_S))
+    gateway.call(processes.start()).result()
+    limits = AgentLimits(args.agent_timeout, args.max_turns, args.completion_length_limit_scope == "total")
+    return AgentRunner(gateway, processes, limits, args.agent_concurrency)
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:

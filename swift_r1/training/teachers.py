@@ -165,11 +165,9 @@ class ServerTeacher(Teacher):
             own[self._tag(one.prompt)].append(number)
         starts = range(0, len(conversations), _AT_ONCE)  # servers in turn: as many are asked at a time
         work = [(tag, part) for i in starts for tag, found in own.items() if (part := found[i : i + _AT_ONCE])]
-        sizes = [len(one.completion.token_ids) for one in conversations]
-        whole = [
-            (*prompt, *one.completion.token_ids)
-            for prompt, one in zip(self.prompts(scored), conversations, strict=True)
-        ]
+        written = [one.sequences[0].completion.token_ids for one in conversations]  # no agent has a teacher
+        sizes = list(map(len, written))
+        whole = [(*prompt, *own) for prompt, own in zip(self.prompts(scored), written, strict=True)]
         rows: dict[int, tuple[Sequence[Any], ...]] = {}
         with ThreadPoolExecutor(len(self.servers)) as threads:
             answers = threads.map(lambda part: self._scores(part[0], [whole[number] for number in part[1]]), work)

@@ -21,8 +21,9 @@ from swift_r1.training.batching import RoundBatch, places_of
 _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
 
 Recorded = Mapping[str, Any]
-"""A completion that is recorded: its `sample` (its number in the round), round_step, prompt_id, request_id, number,
-group, and its `weight_versions` as `(first token, version)` of each stretch."""
+"""A row of a completion that is recorded: its `sample` (its number in the round), round_step, prompt_id, request_id,
+number, group, sequence (which of the completion's rows it is), and its `weight_versions` as `(first token, version)` of
+each stretch."""
 
 
 def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks: Ranks) -> list[Recorded]:
@@ -32,15 +33,16 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     """
     if not share:
         return []
-    found: dict[int, ScoredCompletion] = {}
-    trained = () if scored is None else scored.trained
+    found: dict[int, dict[str, Any]] = {}
+    trained, row = () if scored is None else scored.trained, 0
     for first in range(0, len(trained), size):
-        of_step = dict(enumerate(trained[first : first + size], start=first))
-        places = {sample: _place(item.conversation.prompt.prompt_id) for sample, item in of_step.items()}
-        most = max(share, min(places.values()))
-        found |= {sample: item for sample, item in of_step.items() if places[sample] <= most}
-    samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found))])[0].tolist()
-    return [{"sample": sample} | (_who(found[sample], step) if found else {}) for sample in samples]
+        places = [_place(item.conversation.prompt.prompt_id) for item in trained[first : first + size]]
+        for item, place in zip(trained[first : first + size], places, strict=True):
+            if place <= max(share, min(places)):
+                found |= {row + number: own for number, own in enumerate(_who(item, step))}
+            row += max(1, len(item.conversation.sequences))  # an episode without any has a row of padding
+    samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
+    return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 
 
 def _place(prompt_id: str) -> float:
@@ -48,16 +50,21 @@ def _place(prompt_id: str) -> float:
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _who(item: ScoredCompletion, step: int) -> dict[str, Any]:
+def _who(item: ScoredCompletion, step: int) -> list[dict[str, Any]]:
+    """Of each of its rows."""
     conversation = item.conversation
-    return {
-        "round_step": step,
-        "prompt_id": conversation.prompt.prompt_id,
-        "request_id": conversation.request_id,
-        "number": item.number,
-        "group": item.group,
-        "weight_versions": stretches(conversation.completion),
-    }
+    return [
+        {
+            "round_step": step,
+            "prompt_id": conversation.prompt.prompt_id,
+            "request_id": conversation.request_id,
+            "number": item.number,
+            "group": item.group,
+            "sequence": number,
+            "weight_versions": stretches(one.completion),
+        }
+        for number, one in enumerate(conversation.sequences)
+    ]
 
 
 class StepTokens:
@@ -68,7 +75,7 @@ class StepTokens:
         self._recorded, self._batch = recorded, batch
         self._samples = torch.tensor([one["sample"] for one in recorded])
         self._lengths = batch.completion_lengths[self._samples]
-        self._starts = torch.full((len(batch),), -1)  # of a completion's values; -1: not recorded
+        self._starts = torch.full((len(batch.owners),), -1)  # of a row's values; -1: not recorded
         self._starts[self._samples] = self._lengths.cumsum(0) - self._lengths
         self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
         self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch: samples, and on its device `[names, R, T]`
@@ -85,7 +92,7 @@ class StepTokens:
         self._found.append((micro.samples[rows], torch.stack([one[of_device].float() for one in known])))
 
     def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
-        """All of it, with the `advantages` of the round (`[N]`, or `[N, longest]`); on rank 0. Collective."""
+        """All of it, with the `advantages` of the round (`[R]`, or `[R, longest]`); on rank 0. Collective."""
         values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
         for samples, found in self._found:
             lengths = self._batch.completion_lengths[samples]
@@ -123,15 +130,15 @@ def _filled(lengths: Tensor, width: int) -> Tensor:
 
 def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
     """Completions of an evaluation of the weights of `step`."""
-    prompts = [item.conversation.prompt.token_ids for item in items]
-    answers = [item.conversation.completion for item in items]
+    sequences = [one for item in items for one in item.conversation.sequences]
+    prompts, answers = [one.prompt_token_ids for one in sequences], [one.completion for one in sequences]
     tokens: dict[str, list[Sequence[float]]] = {
         "token_ids": [one.token_ids for one in answers],
         "rollout_logps": [one.logprobs for one in answers],
         "weight_versions": [versions_of_tokens(one) for one in answers],
     }
     return TokenRows(
-        completions=[_who(item, step) for item in items],
+        completions=[own for item in items for own in _who(item, step)],
         prompt_lengths=numpy.array(list(map(len, prompts))),
         prompt_token_ids=numpy.concatenate(prompts),
         lengths=numpy.array([len(one.token_ids) for one in answers]),

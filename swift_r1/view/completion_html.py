@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 _CELL = 160  # characters
 _VALUE = 2_000
 _CARD = 12_000
+_ENDS = ("failure", "turns", "sequences", "tokens", "finish_reason", "weight_version", "newest_weight_version")
 
 
 def shown(value: Any) -> str:
@@ -83,11 +84,7 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
     its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
-    ends = {
-        name: row[name]
-        for name in ("tokens", "finish_reason", "weight_version", "newest_weight_version")
-        if name in row
-    }
+    ends = {name: row[name] for name in _ENDS if name in row}
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
         f"{_cut(shown(one.get('cause')), _VALUE)}</p>"

@@ -329,6 +329,10 @@ class Overloaded(HTTPError):
     """The server is healthy but has no room for the request now."""
 
 
+class LimitReached(HTTPError):
+    """There is no more to be had, however often a client asks: a limit of a session, or the model's length."""
+
+
 class EngineDead(Exception):
     """The engine's process has ended; only a restart of the server helps."""
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.algorithms import group_advantages, groups_without_signal, rewards_less_kl
+from swift_r1.algorithms import group_advantages, groups_without_signal, rewards_less_kl, turn_advantages
 from swift_r1.algorithms.advantages import Estimator, ScaleRewards
 
 NAN = float("nan")
@@ -181,3 +181,19 @@ def test_rewards_less_kl() -> None:
     assert less[1].isnan()
     with pytest.raises(ValueError, match="must be"):
         rewards_less_kl(torch.zeros(3), logps, ref, mask, 0.1)
+
+
+def test_turns_get_the_normalised_rewards_of_what_follows() -> None:
+    """GRPO's process supervision (arXiv 2402.03300, 4.1.3): over all turns of a group, then the sum to the end."""
+    groups = [[[1.0, 0.0, 2.0], [0.5]], [[3.0], [], [5.0, 4.0]], [[1.0, 1.0], [1.0]]]
+    for scale in get_args(ScaleRewards):
+        found = turn_advantages(groups, scale)
+        everything = [reward for group in groups for episode in group for reward in episode]
+        for group, own in zip(groups, found, strict=True):
+            rewards = [reward for episode in group for reward in episode]
+            over = {"group": rewards, "batch": everything}.get(scale)
+            divisor = 1.0 if over is None else statistics.stdev(over) + 1e-4
+            for episode, values in zip(group, own, strict=True):
+                normal = [(reward - statistics.fmean(rewards)) / divisor for reward in episode]
+                assert values == pytest.approx([sum(normal[turn:]) for turn in range(len(normal))])
+        assert found[2] == [[0.0, 0.0], [0.0]]

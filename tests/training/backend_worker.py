@@ -74,7 +74,7 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     steps = before_training(split, backend, reference, 0.9, old_policy=moved or needs_old_policy(config, 1))
     if moved:
         steps = [[drifted(micro) for micro in steps[0]]]
-    advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
+    advantages = rewards_after_kl(batch, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
     if config.loss_type == "real":
         centred = group_advantages(advantages, GROUP, scale_rewards="none")
         advantages = reward_labels(centred, advantages.isfinite(), GROUP)

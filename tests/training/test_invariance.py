@@ -227,7 +227,7 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     batch = worker.ragged_round()
     split = split_round(batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
     steps = before_training(split, backend, reference, 0.9, old_policy=True)
-    found = rewards_after_kl(batch.rewards, steps, 0.1, ALONE)
+    found = rewards_after_kl(batch, steps, 0.1, ALONE)
     tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
     for number, (ids, prompt) in enumerate(zip(tokens, batch.prompt_lengths.tolist(), strict=True)):
         sums = []

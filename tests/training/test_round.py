@@ -15,7 +15,7 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.runs.recorded import row_columns
-from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.base import Conversation, TokenSequence
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
 from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
 from swift_r1.wire.protocol import Completion
@@ -26,7 +26,18 @@ def scores(values, first_group):
     prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
     completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
     groups = [
-        [Conversation(f"r{first_group + i}", prompt, completion, (True,), ((2,),), [], "2")] * 2
+        [
+            Conversation(
+                f"r{first_group + i}",
+                prompt,
+                (TokenSequence(prompt.token_ids, completion, (True,)),),
+                ((2,),),
+                [],
+                "2",
+                completion.finish_reason,
+            )
+        ]
+        * 2
         for i, prompt in enumerate(prompts)
     ]
 
@@ -57,7 +68,7 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     assert [item.group for item in scored.dropped] == [0, 0]
     assert [completion_row(item, 1, None)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
     dropped = scored.dropped[0]
-    assert completion_row(dropped, 1, None)["tokens"] == len(dropped.conversation.completion.token_ids)
+    assert completion_row(dropped, 1, None)["tokens"] == len(dropped.conversation.completions[0].token_ids)
     assert completion_row(dropped, 1, None, dropped=True)["dropped"] is True
     assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
     (column,) = scored.columns()

@@ -14,7 +14,7 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.base import Conversation, TokenSequence
 from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
@@ -73,7 +73,9 @@ def scored_round(tokenizer, hints):
             ids = tuple(torch.randint(3, 100, (3 + 2 * group + number,), generator=generator).tolist())
             done = Completion(token_ids=ids, logprobs=(-3.0,) * len(ids), finish_reason="stop", weight_version=0)
             mask = [place != 1 for place in range(len(ids))]
-            one = Conversation(f"r/{group}", prompt, done, mask, (ids,), [], "")
+            one = Conversation(
+                f"r/{group}", prompt, (TokenSequence(prompt.token_ids, done, mask),), (ids,), [], "", done.finish_reason
+            )
             trained.append(ScoredCompletion(one, group, number, {}, 0.0, float(number)))
     return ScoredRound(trained, [])
 
@@ -114,12 +116,12 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
     )
     encoder = PromptEncoder(tokenizer)
     for number, item in enumerate(scored.trained):
-        prompt, ids = item.conversation.prompt, list(item.conversation.completion.token_ids)
+        prompt, ids = item.conversation.prompt, list(item.conversation.completions[0].token_ids)
         content = prompt.columns.get("teacher_prompt", prompt.messages[0]["content"])
         before = encoder.tokenize(encoder.render([{"role": "user", "content": content}]))
         with torch.no_grad():
             logits = model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
-        logps, mask = logits.log_softmax(-1), torch.tensor(item.conversation.loss_mask)
+        logps, mask = logits.log_softmax(-1), torch.tensor(item.conversation.sequences[0].loss_mask)
         own = logps.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
         torch.testing.assert_close(found[number, : len(ids)][mask], own[mask], rtol=0, atol=1e-5)
         row = micro.samples.tolist().index(number)
@@ -161,8 +163,8 @@ def test_the_loss_is_the_kl_over_whole_distributions(student, teachers):
     other = learner(student.model.name_or_path)
     model, total, count = AutoModelForCausalLM.from_pretrained(teachers["llama"]), 0.0, 0
     for item in scored.trained:
-        prompt, ids = item.conversation.prompt.token_ids, item.conversation.completion.token_ids
-        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.conversation.loss_mask)
+        prompt, ids = item.conversation.prompt.token_ids, item.conversation.completions[0].token_ids
+        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.conversation.sequences[0].loss_mask)
         p, q = (
             (one(inputs).logits[0, len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)[mask]
             for one in (other.model, model)

@@ -60,7 +60,9 @@ def completions_of(prompt_ids: list[str]) -> SimpleNamespace:
     def one(prompt_id: str, number: int) -> SimpleNamespace:
         completion = SimpleNamespace(weight_versions=None, weight_version=1)
         conversation = SimpleNamespace(
-            prompt=SimpleNamespace(prompt_id=prompt_id), completion=completion, request_id=prompt_id
+            prompt=SimpleNamespace(prompt_id=prompt_id),
+            sequences=[SimpleNamespace(completion=completion)],
+            request_id=prompt_id,
         )
         return SimpleNamespace(conversation=conversation, number=number, group=0)
 

@@ -14,7 +14,7 @@ from swift_r1.inference.sessions.history import Message
 from swift_r1.inference.sessions.session import SessionState
 from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.wire import sessions as wire
-from swift_r1.wire.protocol import HTTPError, RolloutRequest
+from swift_r1.wire.protocol import HTTPError, LimitReached, RolloutRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,13 @@ class Gateway:
             tokens, seconds = state.left()
             call, ids = state.begin(asked, wording, attempt.key)
             prompt = tuple(ids)
-            request = _within(work.request(prompt), own, tokens)
+            request = _within(work.request(prompt), own, tokens, f"{state.name}/{call.number}")
             if call.seed is None:
                 call.seed = given.get("seed")
             call.sampling = request.sampling
             source = work.generate(request, call.seed)
-        except BaseException:
+        except BaseException as error:
+            state.limited = state.limited or isinstance(error, LimitReached)
             if call is not None:
                 state.fail(call)
             else:
@@ -131,12 +132,12 @@ class Gateway:
         return Reader(call, running, wording)
 
 
-def _within(request: RolloutRequest, own: wire.SessionSampling, tokens: int | None) -> RolloutRequest:
-    """The request as the session wants it."""
+def _within(request: RolloutRequest, own: wire.SessionSampling, tokens: int | None, name: str) -> RolloutRequest:
+    """The request as the session wants it, named after it and the call's number."""
     values = own.model_dump(exclude_none=True)
     limits = (request.sampling.max_tokens, own.max_tokens, tokens)
     values["max_tokens"] = min(one for one in limits if one is not None)
-    return request.model_copy(update={"sampling": request.sampling.model_copy(update=values)})
+    return request.model_copy(update={"request_id": name, "sampling": request.sampling.model_copy(update=values)})
 
 
 class _Running:

@@ -16,7 +16,7 @@ from swift_r1.inference.sessions.history import Message, canonical, digest, keys
 from swift_r1.inference.sessions.lineage import Lineage
 from swift_r1.inference.sessions.record import recorded
 from swift_r1.wire import sessions as wire
-from swift_r1.wire.protocol import FinishReason, HTTPError, completion_seed
+from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed
 
 _BYTES_PER_TOKEN = 12  # an id and a log-prob
 _BYTES_PER_MESSAGE = 300  # beside its text
@@ -36,6 +36,7 @@ class SessionState:
         self.kinds: Counter[str] = Counter()
         self.overruled: Counter[str] = Counter()
         self.retried = self.failed = self.tokens = self.bytes = 0
+        self.limited = False  # whether a call was refused since there is no more to be had
         self._clock = clock
         self._numbers = 0
         self._by_content: dict[bytes, dict[int, Call]] = {}
@@ -52,16 +53,16 @@ class SessionState:
         return self.lineage.running
 
     def left(self) -> tuple[int | None, float | None]:
-        """Tokens and seconds that are left. Raises HTTPError (403) where the session's limits let no call in."""
+        """Tokens and seconds that are left. Raises LimitReached (403) where the session lets no call in."""
         limits = self.request.limits
         seconds = None if limits.seconds is None else self.began + limits.seconds - self._clock()
         tokens = None if limits.tokens is None else limits.tokens - self.tokens
         if seconds is not None and seconds <= 0:
-            raise HTTPError(403, f"the session's {limits.seconds:g} s are over")
+            raise LimitReached(403, f"the session's {limits.seconds:g} s are over")
         if tokens is not None and tokens <= 0:
-            raise HTTPError(403, f"the session's {limits.tokens} tokens are used up")
+            raise LimitReached(403, f"the session's {limits.tokens} tokens are used up")
         if limits.calls is not None and len(self.calls) + len(self.running) >= limits.calls:
-            raise HTTPError(403, f"the session's {limits.calls} calls are used up")
+            raise LimitReached(403, f"the session's {limits.calls} calls are used up")
         return tokens, seconds
 
     def retry_of(self, content: bytes, retried: bool, key: str | None = None) -> Call | None:

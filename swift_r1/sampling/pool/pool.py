@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 
 from swift_r1.errors import UsageError
+from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.pool.health import LOOK_S, GatherAgain, Health
 from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
@@ -148,10 +149,11 @@ class ServerPool:
         versions: Container[int],
         on_answer: Callable[[RolloutOutput], None],
         check_going_on: Callable[[], None] = lambda: None,
+        calls: OpenCalls | None = None,
     ) -> None:
-        """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
-        Threads may ask at the same time, also while another one pushes. `check_going_on` is called again and again;
-        what it raises ends it.
+        """Completions of all requests, and of `calls` until they are closed, by weights of these `versions`; each
+        output goes to `on_answer` as it comes. Threads may ask at the same time, also while another one pushes.
+        `check_going_on` is called again and again; what it raises ends it.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
@@ -164,7 +166,7 @@ class ServerPool:
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once).run())
+        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls).run())
 
     def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as

@@ -16,6 +16,7 @@ from functools import partial
 import httpx
 
 from swift_r1.errors import ServerUnreachable
+from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.pool.health import LOOK_S, Health
 from swift_r1.sampling.pool.session import OtherWeights, ServerSession
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, ServerRefused
@@ -49,17 +50,22 @@ class Router:
     on_answer: Callable[[RolloutOutput], None]
     check_going_on: Callable[[], None]
     at_once: int = sys.maxsize  # requests, for whose connections there are files
+    calls: OpenCalls | None = None  # more requests, as they come
 
     def __post_init__(self) -> None:
-        self._waiting, self._returned = deque(self.requests), 0
+        self._waiting, self._returned, self._known = deque(self.requests), 0, len(self.requests)
         self._lanes: list[_Lane] = []
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Until all is answered; raises as `ServerPool.ask`."""
+        """Until all is answered, with `calls` until these are closed; raises as `ServerPool.ask`."""
+        loop = asyncio.get_running_loop()
+        if self.calls is not None:
+            self.calls.begin(partial(loop.call_soon_threadsafe, self._wake.set))
         try:
-            while self._waiting or any(lane.asked for lane in self._lanes):
+            while self._goes_on():
+                self._take_calls()
                 for lane in list(self._lanes):
                     if lane.session.epoch != lane.epoch:  # lost elsewhere, in a push
                         await self._leave(lane)
@@ -72,8 +78,20 @@ class Router:
                 self._wake.clear()
                 await self._take_failures()
         finally:
+            if self.calls is not None:
+                self.calls.end()
             for lane in list(self._lanes):
                 await self._leave(lane)
+
+    def _goes_on(self) -> bool:
+        if self.calls is not None:
+            return not self.calls.closed
+        return bool(self._waiting) or any(lane.asked for lane in self._lanes)
+
+    def _take_calls(self) -> None:
+        more = [] if self.calls is None else self.calls.take()
+        self._waiting.extend(more)
+        self._known += len(more)
 
     async def _open_lanes(self) -> None:
         """One for each server that is ready, where there is something to ask of it."""
@@ -107,8 +125,8 @@ class Router:
 
     def _assign(self) -> None:
         if self._lanes and self._returned:
-            if self._returned < len(self.requests):
-                unanswered = (self._returned, len(self.requests))
+            if self._returned < self._known:
+                unanswered = (self._returned, self._known)
                 logger.info("asking again for the %d of %d prompts that were not answered", *unanswered)
             self._returned = 0
         asked = sum(len(lane.asked) for lane in self._lanes)

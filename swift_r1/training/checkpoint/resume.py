@@ -100,10 +100,10 @@ class OpenRound:
 
     @property
     def samples(self) -> range:
-        """The completions that the coming step is on."""
+        """The rows of the completions that the coming step is on."""
         size = len(self.batch) // len(self.steps)
         first = self.done % len(self.steps) * size
-        return range(first, first + size)
+        return self.batch.rows(range(first, first + size))
 
     def tokens(self) -> StepTokens | None:
         """To be filled in the coming step; None where none of its completions is recorded."""
@@ -138,7 +138,7 @@ class OpenRound:
 
     def write_step(self, path: Path) -> None:
         """Writes the batch of the coming step to a safetensors file: the round's fields, the advantages, and `samples`,
-        the completions that the step is on; with a critic the returns too."""
+        the rows that the step is on; with a critic the returns too."""
         tensors = self.batch.tensors()
         tensors |= {"advantages": self.advantages.values, "samples": torch.tensor(self.samples)}
         if self.advantages.returns is not None:
@@ -248,7 +248,10 @@ def saved_round(
     facts = RunState.read(checkpoint).round
     if facts is None:
         return None
-    saved = round_tensors_of(checkpoint)
+    saved = dict(round_tensors_of(checkpoint))
+    # Of a version in which each completion was a row.
+    saved.setdefault("owners", torch.arange(len(saved["rewards"])))
+    saved.setdefault("turn_advantages", torch.zeros(0))
     batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
     known = [name for name in _BEFORE_TRAINING if name in saved]
 

@@ -1,0 +1,258 @@
+"""`python -m swift_r1.episodes.parent FD`: what episodes are forked from, so that plugins are imported once.
+Linux.
+
+It speaks JSON lines over the socket FD. It is told what to run, and answers `{"ready": true}` or `{"fault": text}`:
+
+    {"plugins": [...], "agent": name | null, "command": [...] | null, "memory": GiB, "kept": [variables]}
+
+Then `{"begin": number, "environ": {...}, "row": {...}}` begins an episode and `{"end": number}` kills it. Either way
+`{"ended": number, "code": n, "result": text | null, "raised": text | null, "stdout": text, "stderr": text}` comes once
+the process and whatever it has started are gone. When the socket closes, all of them are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from swift_r1.errors import UsageError, describe
+from swift_r1.rewards.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
+from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
+
+_KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
+_READ = 1 << 16
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+MAX_RETRIES = 5  # of a call, by the client that classes get
+
+
+@dataclass(frozen=True)
+class Order:
+    """What all episodes run: a registered class, or a command."""
+
+    plugins: Sequence[str]
+    agent: str | None
+    command: Sequence[str] | None
+    memory: float
+    kept: Sequence[str]
+
+
+@dataclass(eq=False)
+class _Episode:
+    number: int
+    pid: int
+    pidfd: int
+    pipes: dict[int, str]  # by descriptor, what comes from it
+    said: dict[str, bytearray] = field(default_factory=lambda: {name: bytearray() for name in _KEPT})
+
+    def hear(self, descriptor: int) -> bool:
+        """Takes what is there; False at the end of the pipe."""
+        name = self.pipes[descriptor]
+        try:
+            data = os.read(descriptor, _READ)
+        except BlockingIOError:
+            return False
+        kept = self.said[name]
+        kept += data
+        del kept[: -_KEPT[name]]
+        return bool(data)
+
+    def text(self, name: str) -> str:
+        return self.said[name].decode(errors="replace")
+
+
+class Parent:
+    """Starts episodes, hears what they say, and tells when they have ended."""
+
+    def __init__(self, control: socket.socket, order: Order) -> None:
+        self._control, self._order = control, order
+        self._episodes: dict[int, _Episode] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._heard = b""
+
+    def serve(self) -> None:
+        """Until the other end of the socket is gone."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    data = self._control.recv(_READ)
+                    if not data:
+                        return
+                    *lines, self._heard = (self._heard + data).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line))
+                elif key.data.pidfd == key.fd:
+                    self._end(key.data)
+                elif key.fd in key.data.pipes and not key.data.hear(key.fd):
+                    self._close(key.data, key.fd)
+
+    def close(self) -> None:
+        end_whole([one.pid for one in self._episodes.values()])
+        end_strays(())
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "begin" in message:
+            self._begin(message["begin"], message["environ"], message["row"])
+        elif (episode := self._episodes.get(message["end"])) is not None:
+            end_whole([episode.pid])
+
+    def _begin(self, number: int, environ: Mapping[str, str], row: Mapping[str, Any]) -> None:
+        pipes = {name: os.pipe() for name in _KEPT}
+        stdin = os.memfd_create("row")
+        os.write(stdin, json.dumps(row).encode() + b"\n")
+        os.lseek(stdin, 0, os.SEEK_SET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
+            except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
+                os.write(2, f"{describe(error)}\n".encode())
+            os._exit(1)
+        os.close(stdin)
+        with contextlib.suppress(OSError):  # the child does the same: whoever comes first
+            os.setpgid(pid, pid)
+        episode = _Episode(number, pid, os.pidfd_open(pid), {read: name for name, (read, _) in pipes.items()})
+        self._episodes[number] = episode
+        self._selector.register(episode.pidfd, selectors.EVENT_READ, episode)
+        for read, write in pipes.values():
+            os.close(write)
+            os.set_blocking(read, False)
+            self._selector.register(read, selectors.EVENT_READ, episode)
+
+    def _end(self, episode: _Episode) -> None:
+        """The process is over: what it has left behind ends too."""
+        self._selector.unregister(episode.pidfd)
+        _, status = os.waitpid(episode.pid, 0)
+        os.close(episode.pidfd)
+        del self._episodes[episode.number]
+        end_group(episode.pid)
+        end_strays([one.pid for one in self._episodes.values()])
+        for descriptor in list(episode.pipes):
+            while episode.hear(descriptor):
+                pass
+            self._close(episode, descriptor)
+        answer = {
+            "ended": episode.number,
+            "code": os.waitstatus_to_exitcode(status),
+            "stdout": episode.text("stdout"),
+            "stderr": episode.text("stderr"),
+            **(json.loads(episode.text("result")) if episode.said["result"].endswith(b"}") else {}),
+        }
+        self._control.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _close(self, episode: _Episode, descriptor: int) -> None:
+        if episode.pipes.pop(descriptor, None) is not None:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _become(
+        self, stdin: int, pipes: Mapping[str, int], environ: Mapping[str, str], row: Mapping[str, Any]
+    ) -> NoReturn:
+        """In the child: the episode's program."""
+        end_with_parent(signal.SIGKILL)
+        os.setpgid(0, 0)
+        adopt_orphans()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        self._control.close()
+        os.dup2(stdin, 0)
+        os.dup2(pipes["stdout"], 1)
+        os.dup2(pipes["stderr"], 2)
+        os.environ.update(environ)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory runs out the trainer is not what is killed
+        limit_memory(self._order.memory)
+        if self._order.command is not None:
+            os.execvp(self._order.command[0], list(self._order.command))
+        os._exit(_play(str(self._order.agent), row, pipes["result"]))
+
+
+def _play(name: str, row: Mapping[str, Any], out: int) -> int:
+    """Runs a registered class, and writes what it returned or raised to the descriptor `out`."""
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    try:
+        said = {"result": json.dumps(asyncio.run(_run(name, row)), default=_plain)}
+    except MemoryError:
+        os._exit(MEMORY_EXIT)
+    except BaseException as error:  # noqa: BLE001  a user's agent may raise anything, SystemExit too
+        said = {"raised": describe(error)}
+    for text in (sys.stdout, sys.stderr):
+        text.flush()
+    data = json.dumps(said).encode()
+    while data:
+        data = data[os.write(out, data) :]
+    return 0
+
+
+async def _run(name: str, row: Mapping[str, Any]) -> Any:
+    from openai import AsyncOpenAI
+
+    from swift_r1.plugins.agents import agents
+
+    # The episode's own deadline ends what hangs: a wait for the model may be long.
+    async with AsyncOpenAI(max_retries=MAX_RETRIES, timeout=None) as client:
+        return await agents[name]().run(client, dict(row))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"run returned a {type(value).__name__}, which is no JSON")
+
+
+def main(descriptor: int) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # of the trainer's group: it decides when its episodes end
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    heard = b""
+    while not heard.endswith(b"\n"):
+        if not (data := control.recv(_READ)):
+            return 0
+        heard += data
+    order = Order(**json.loads(heard))
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    confine("agents", order.kept)
+    try:
+        _load(order)
+    except UsageError as error:
+        control.sendall(json.dumps({"fault": str(error)}).encode() + b"\n")
+        return 2
+    gc.collect()
+    gc.freeze()  # pages that are not written stay shared with the episodes
+    parent = Parent(control, order)
+    control.sendall(b'{"ready": true}\n')
+    try:
+        parent.serve()
+    finally:
+        parent.close()
+    return 0
+
+
+def _load(order: Order) -> None:
+    """Raises UsageError."""
+    if order.agent is None:
+        return
+    import openai  # noqa: F401
+
+    from swift_r1.plugins import load_plugins
+    from swift_r1.plugins.agents import agents
+
+    load_plugins(order.plugins)
+    if order.agent not in agents:
+        raise UsageError(f"--agent {order.agent}: the plugins do not register it in another process")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,109 @@
+"""Agents for tests: some play, others misbehave as the column `how` of their row says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from swift_r1 import ORM, Agent, agents, orms
+
+
+def digits(text: str) -> float:
+    """The share of digits."""
+    return sum(one.isdigit() for one in text) / max(1, len(text))
+
+
+class Counts(Agent):
+    """Asks for digits, twice, in one conversation."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        messages, turns = list(row["messages"]), []
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="any", messages=messages)
+            said = answer.choices[0].message
+            turns.append(digits(said.content or ""))
+            messages += [said, {"role": "user", "content": "more"}]
+            if "progress" in row:
+                with open(row["progress"], "a") as file:
+                    file.write(".")
+        return {"reward": sum(turns), "turn_rewards": turns, "noted": row["episode_id"]}
+
+
+class Branches(Agent):
+    """Two sub-agents beside each other, and a last call that has lost the first one's history."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        async def ask(*texts: str) -> str:
+            messages = [{"role": "user", "content": text} for text in texts]
+            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=5)
+            return answer.choices[0].message.content or ""
+
+        found = await asyncio.gather(ask("left"), ask("right"))
+        return digits(await ask("both", *found))
+
+
+class Misbehaves(Agent):
+    """As its row says."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        how = row.get("how", "plays")
+        if how == "silent":
+            return 1.0
+        if how == "hangs at once":
+            time.sleep(1000)
+        await client.chat.completions.create(model="any", messages=row["messages"])
+        if how == "hangs":
+            print("I begin to hang", file=sys.stderr)
+            time.sleep(1000)
+        if how == "crashes":
+            raise ConnectionError("the shop is closed")
+        if how == "leaves":
+            sys.exit(3)
+        if how == "dies":
+            os.kill(os.getpid(), 9)
+        if how == "eats":
+            return len(bytearray(8 << 30))
+        if how == "gives a list":
+            return [1.0]
+        if how == "gives nan":
+            return float("nan")
+        if how == "leaves a process":
+            own = [sys.executable, "-c", "import os, time; os.setsid(); time.sleep(1000)", row["episode_id"]]
+            subprocess.Popen(own)
+        if how == "calls forever":
+            while True:
+                await client.chat.completions.create(model="any", messages=row["messages"], max_tokens=1)
+        return 0.5
+
+
+agents |= {"counts": Counts, "branches": Branches, "misbehaves": Misbehaves}
+
+
+class Seen(ORM):
+    """A bit for each turn; what it is given must fit."""
+
+    def __call__(
+        self,
+        completions: list[str],
+        messages: list[Any],
+        rollout_infos: list[Any],
+        num_turns: list[int],
+        tool_calls: list[Any],
+        **kwargs: Any,
+    ) -> list[float]:
+        return [turns / 100 for turns in num_turns]
+
+
+class Slow(ORM):
+    """The share of digits, some time later."""
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        time.sleep(0.5)
+        return [digits(text) for text in completions]
+
+
+orms |= {"seen": Seen, "slow": Slow}
