@@ -2,8 +2,8 @@
 
     python examples/calculator_agent/calculator_model.py --output_dir models/calculator/seed-0 --seed 0
 
-It learns to write numbers and calls and to copy, from traces whose choices are all drawn (`arithmetic.write_trace`): when
-to call, what to calculate first and which number to answer is left to reinforcement learning.
+It learns to write numbers and calls and to copy, from traces whose choices are all drawn (`arithmetic.write_trace`).
+When to call, what to calculate and which number to answer is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpu
 sys.path.append(str(Path(__file__).resolve().parents[1] / "countdown_demo"))
 _INSIDE = "SWIFT_R1_CALCULATOR_MODEL"  # set in the process that trains: its allocator must be there when Python starts
 
-STEPS = 800
+STEPS = 1200
 # Pieces of JSON that are one token, as in most tokenizers, longest first.
 JSON_PIECES = ('", "arguments": {"', '{"name": "', '": "', '"}}')
 TAGS = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

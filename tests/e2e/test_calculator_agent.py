@@ -8,12 +8,16 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swift_r1.arguments import parse_arguments
+from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.run import run_checks
 from tests.conftest import REPO
 
 EXAMPLE = REPO / "examples" / "calculator_agent"
@@ -83,26 +87,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def flags_of(script: str, way: str, tmp_path: Path) -> dict[str, list[str]]:
-    """The flags with which the script runs `swift rlhf`."""
+def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
+    """The flags with which the script runs `swift rlhf`, as words."""
     recorder = tmp_path / "bin" / "swift"
     recorder.parent.mkdir()
-    recorder.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[2:]))\n")
+    recorder.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     recorder.chmod(0o755)
     environ = os.environ | {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "WAY": way, "MODEL": str(tmp_path)}
     done = subprocess.run([EXAMPLE / script], env=environ, capture_output=True, text=True, timeout=60, check=True)
-    flags: dict[str, list[str]] = {}
-    for word in json.loads(done.stdout):
+    (words,) = (words for line in done.stdout.splitlines() if (words := json.loads(line))[0] == "rlhf")
+    return words[1:]
+
+
+@pytest.mark.parametrize(
+    ("script", "way"), [("run.sh", "tools"), ("run.sh", "agent"), ("run.sh", "command"), ("smollm2.sh", "")]
+)
+def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPO)
+    args = parse_arguments(CheckArguments, words_of(script, way, tmp_path), {})
+    report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
+    assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
+    assert all(one.rows == 2 for one in report.datasets) and report.rewards
+
+
+@pytest.mark.parametrize("way", ["tools", "agent"])
+def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {}
+    for word in words_of("run.sh", way, tmp_path):
         if word.startswith("--"):
             flags[word.removeprefix("--")] = []
         else:
             flags[list(flags)[-1]].append(word)
-    return flags
-
-
-@pytest.mark.parametrize("way", ["tools"])
-def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
-    flags: dict[str, Any] = flags_of("run.sh", way, tmp_path)
     del flags["model"], flags["output_dir"]
     flags["external_plugins"] = [str(REPO / one) for one in flags["external_plugins"]]
     sizes = {"max_steps": 2, "eval_steps": 2, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
@@ -110,4 +125,5 @@ def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Pa
     assert run.code == 0 and len(run.steps) == 2
     rows = run.lines("eval_completions.jsonl")
     assert {row["step"] for row in rows} == {0, 2}
-    assert all(row["prompt"].startswith("<tools>calculate expression</tools>") for row in rows)
+    assert all(row["prompt"].endswith(f"{row['problem']}\n") for row in rows)
+    assert {row["reward"] for row in rows} <= {0.0, 1.0} and all("failure" not in row for row in rows)
