@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import sys
 import threading
@@ -217,3 +218,21 @@ def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
 def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
     [[one]] = stages(command=["sh", "-c", CURL]).play([{}], n=1)
     assert one.failure is None and (one.infos or {})["reward"] == 1.0 and len(one.turns) == 1
+
+
+def test_an_episode_that_cannot_be_started(stages: Callable[..., Stage]) -> None:
+    """The machine has no more files for it: it has failed, and the others have not."""
+    stage = stages("misbehaves")
+    parent = stage.processes.pid
+    limits = resource.prlimit(parent, resource.RLIMIT_NOFILE)
+    open_now = psutil.Process(parent).num_fds()
+    # The first has room for its pipes, and the second has not.
+    resource.prlimit(parent, resource.RLIMIT_NOFILE, (open_now + 9, limits[1]))
+    try:
+        [group] = stage.play([{}])
+    finally:
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, limits)
+    assert sorted((one.failure or "")[:35] for one in group) == ["", "exception: it cannot be started: [E"]
+    assert psutil.Process(parent).num_fds() == open_now and stage.processes.pid == parent
+    [group] = stage.play([{}])
+    assert [one.failure for one in group] == [None, None]
