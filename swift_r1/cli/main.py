@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": "train on the completions of a recorded run again, with other flags",
     "sweep": "train at the points of a grid, with seeds, and compare them",
     "report": "write what runs did into one file, to send or to post",
+    "init": "write a folder to start from: plugin, data and flags of a task",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
     "merge-lora": "make one model of adapters and the model under them",

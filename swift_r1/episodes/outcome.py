@@ -97,7 +97,7 @@ def _failure(play: Play, answered: bool) -> str | None:
     if ended.code == MEMORY_EXIT:
         return "memory: MemoryError"
     if ended.code < 0:
-        return f"died: killed by {signal.Signals(-ended.code).name}{words}"
+        return f"died: signal {-ended.code} ({signal.strsignal(-ended.code)}){words}"
     if ended.raised is not None:
         return f"exception: {ended.raised}"
     if ended.code:

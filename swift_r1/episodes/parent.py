@@ -104,16 +104,27 @@ class Parent:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "begin" in message:
-            self._begin(message["begin"], message["environ"], message["row"])
+            try:
+                self._begin(message["begin"], message["environ"], message["row"])
+            except OSError as error:  # no more processes, or files
+                self._tell({"ended": message["begin"], "code": 1, "raised": f"it cannot be started: {error}"})
         elif (episode := self._episodes.get(message["end"])) is not None:
             end_whole([episode.pid])
 
     def _begin(self, number: int, environ: Mapping[str, str], row: Mapping[str, Any]) -> None:
-        pipes = {name: os.pipe() for name in _KEPT}
-        stdin = os.memfd_create("row")
-        os.write(stdin, json.dumps(row).encode() + b"\n")
-        os.lseek(stdin, 0, os.SEEK_SET)
-        pid = os.fork()
+        """Raises OSError where there are no more files or processes."""
+        pipes: dict[str, tuple[int, int]] = {}
+        with contextlib.ExitStack() as undo:
+            for name in _KEPT:
+                pipes[name] = os.pipe()
+                for end in pipes[name]:
+                    undo.callback(os.close, end)
+            stdin = os.memfd_create("row")
+            undo.callback(os.close, stdin)
+            os.write(stdin, json.dumps(row).encode() + b"\n")
+            os.lseek(stdin, 0, os.SEEK_SET)
+            pid = os.fork()
+            undo.pop_all()
         if pid == 0:
             try:
                 self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
@@ -143,13 +154,17 @@ class Parent:
             while episode.hear(descriptor):
                 pass
             self._close(episode, descriptor)
+        said = episode.said["result"]
         answer = {
             "ended": episode.number,
             "code": os.waitstatus_to_exitcode(status),
             "stdout": episode.text("stdout"),
             "stderr": episode.text("stderr"),
-            **(json.loads(episode.text("result")) if episode.said["result"].endswith(b"}") else {}),
+            **(json.loads(said) if said.endswith(b"}") else {}),
         }
+        self._tell(answer)
+
+    def _tell(self, answer: Mapping[str, Any]) -> None:
         self._control.sendall(json.dumps(answer).encode() + b"\n")
 
     def _close(self, episode: _Episode, descriptor: int) -> None:

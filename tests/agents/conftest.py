@@ -41,7 +41,6 @@ class LoggedRollouts:
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine, self.log, self._one = engine, list[Entry](), threading.Lock()
-        self.version = 3
         self.says: list[str] = []  # in the place of what the model would say, by number of the call
         self.tokenizer: Any = None
 
@@ -59,21 +58,22 @@ class LoggedRollouts:
         return [self.one(request) for request in requests]
 
     def one(self, request: RolloutRequest) -> RolloutOutput:
-        """Alone, so that batches change no token."""
+        """Alone, so that batches change no token; each by other weights, as they say."""
         with self._one:
-            [output] = self._said(request) if self.says else self.engine.generate([request], self.version)
+            version = 3 + len(self.log)
+            [output] = self._said(request, version) if self.says else self.engine.generate([request], version)
             [done] = output.completions
             seed = None if request.seeds is None else request.seeds[0]
-            versions = ((0, self.version),)
+            versions = ((0, version),)
             ids = (request.prompt_token_ids, request.sampling, seed, done.token_ids)
             self.log.append(Entry(*ids, done.logprobs, versions, done.finish_reason))
             return output
 
-    def _said(self, request: RolloutRequest) -> list[RolloutOutput]:
+    def _said(self, request: RolloutRequest, version: int) -> list[RolloutOutput]:
         text = self.says[int(request.request_id.rpartition("/")[2]) % len(self.says)]
         ids = (*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id)
         assert len(ids) <= request.sampling.max_tokens <= 1024 - len(request.prompt_token_ids)
-        done = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", weight_version=3)
+        done = Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", weight_version=version)
         return [RolloutOutput(request_id=request.request_id, completions=(done,))]
 
     def answer(self, calls: OpenCalls | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import sys
 import threading
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.staleness import versions_of_tokens
 from tests.agents.conftest import Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry
@@ -22,7 +24,7 @@ WRONG = {
     "silent": "silent: it made no call of the model that was answered",
     "crashes": "exception: ConnectionError: the shop is closed",
     "leaves": "exception: SystemExit: 3",
-    "dies": "died: killed by SIGKILL",
+    "dies": "died: signal 9 (Killed)",
     "eats": "memory: MemoryError",
     "gives a list": "result: the reward is '[1.0]', not a finite number",
     "gives nan": "result: the reward is 'nan', not a finite number",
@@ -42,7 +44,8 @@ def written(conversation: Conversation) -> list[tuple[Any, ...]]:
             assert places == list(range(start, end))
             assert tuple(done.token_ids[start:end]) == conversation.turns[turn]
             prompt = (*one.prompt_token_ids, *done.token_ids[:start])
-            found.append((prompt, done.token_ids[start:end], done.logprobs[start:end], done.weight_version))
+            [version] = set(versions_of_tokens(done)[start:end])
+            found.append((prompt, done.token_ids[start:end], done.logprobs[start:end], version))
         for own, mask, logprob in zip(one.turns, one.loss_mask, done.logprobs, strict=True):
             assert mask == (own >= 0) and (mask or logprob == 0)
     return found
@@ -56,9 +59,9 @@ def same_as_made(groups: list[list[Conversation]], log: list[Entry]) -> None:
 
 
 def tokens(groups: list[list[Conversation]]) -> list[Any]:
-    """All but the numbers of turns, which for calls beside each other are as they came."""
+    """All but weight versions, and the numbers of turns, which for calls beside each other are as they came."""
     every = [one for group in groups for conversation in group for one in conversation.sequences]
-    return [(one.prompt_token_ids, one.completion, one.loss_mask) for one in every]
+    return [(one.prompt_token_ids, one.completion.token_ids, one.completion.logprobs, one.loss_mask) for one in every]
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -215,3 +218,21 @@ def test_a_command_of_node(stages: Callable[..., Stage]) -> None:
 def test_a_command_of_curl(stages: Callable[..., Stage]) -> None:
     [[one]] = stages(command=["sh", "-c", CURL]).play([{}], n=1)
     assert one.failure is None and (one.infos or {})["reward"] == 1.0 and len(one.turns) == 1
+
+
+def test_an_episode_that_cannot_be_started(stages: Callable[..., Stage]) -> None:
+    """The machine has no more files for it: it has failed, and the others have not."""
+    stage = stages("misbehaves")
+    parent = stage.processes.pid
+    limits = resource.prlimit(parent, resource.RLIMIT_NOFILE)
+    open_now = psutil.Process(parent).num_fds()
+    # The first has room for its pipes, and the second has not.
+    resource.prlimit(parent, resource.RLIMIT_NOFILE, (open_now + 9, limits[1]))
+    try:
+        [group] = stage.play([{}])
+    finally:
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, limits)
+    assert sorted((one.failure or "")[:35] for one in group) == ["", "exception: it cannot be started: [E"]
+    assert psutil.Process(parent).num_fds() == open_now and stage.processes.pid == parent
+    [group] = stage.play([{}])
+    assert [one.failure for one in group] == [None, None]

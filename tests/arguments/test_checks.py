@@ -546,7 +546,7 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler, --tools or"),
+        ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler, --tools, --use_gym_env"),
         ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
         ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),

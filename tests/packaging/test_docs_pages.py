@@ -14,6 +14,7 @@ import pytest
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.init import InitArguments
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.arguments.sweep import SweepArguments
@@ -29,6 +30,7 @@ CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 SEEING = re.sub("`(tensorboard|mlflow) [^`]*`", "", (ROOT / "docs" / "seeing-a-run.md").read_text())
 COMMANDS = (
     *(RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, SweepArguments, ViewArguments, ReportArguments),
+    InitArguments,
 )
 KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 

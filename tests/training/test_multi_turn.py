@@ -174,8 +174,8 @@ def test_last_round_trains_the_last_message_alone(play, tokenizer):
     for all_of_it, one in zip(play(HalfOfATurn), play(HalfOfATurn, last=True), strict=True):
         assert row(one).completion.token_ids == row(all_of_it).completion.token_ids
         start = len(row(one).loss_mask) - sum(map(len, one.turns[1:]))  # two turns make the last message
-        assert any(all_of_it.loss_mask[:start]) and not any(row(one).loss_mask[:start])
-        assert row(one).loss_mask[start:] == all_of_it.loss_mask[start:] and any(row(one).loss_mask)
+        assert any(row(all_of_it).loss_mask[:start]) and not any(row(one).loss_mask[:start])
+        assert row(one).loss_mask[start:] == row(all_of_it).loss_mask[start:] and any(row(one).loss_mask)
 
 
 def test_the_same_seeds_give_the_same_trajectories(play):

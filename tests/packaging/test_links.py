@@ -1,0 +1,53 @@
+"""What the pages and the public files point to is there: files, headings, targets of make, the version."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [ROOT / name for name in subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).splitlines()]
+PAGES = sorted(path for path in FILES if path.suffix == ".md")
+WORKFLOWS = sorted(path for path in FILES if path.parent.name == "workflows")
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
+    plain = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_targets_of_make(page: Path) -> None:
+    lines = re.findall(r"`make ([^`\n]*)`|^(?: {4}|.*- run: )make (.*)", page.read_text(), re.MULTILINE)
+    named = {re.split(r" [A-Z#-]", one or other)[0] for one, other in lines}
+    assert {word for words in named for word in words.split() if re.fullmatch("[a-z][a-z0-9-]*", word)} <= TARGETS
+
+
+def test_the_matrix_of_the_weekly_workflow() -> None:
+    matrix = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["make"]["strategy"]["matrix"]
+    assert set(matrix["target"]) <= TARGETS
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    (version,) = re.findall(r'version="(.*?)"', (ROOT / "setup.py").read_text())
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
