@@ -85,7 +85,7 @@ class GymnasiumAgent(EnvironmentAgent):
             if module:
                 importlib.import_module(module)  # it registers its environments
             spec = gymnasium.spec(name)
-            made = spec.entry_point
+            made: Any = spec.entry_point
             made = made if callable(made) else gymnasium.envs.registration.load_env_creator(made)
             if "ansi" in getattr(made, "metadata", {}).get("render_modes", ()):  # it can write itself down
                 args.setdefault("render_mode", "ansi")
