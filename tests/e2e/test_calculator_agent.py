@@ -112,7 +112,7 @@ def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("way", ["tools", "agent"])
 def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
-    flags: dict[str, Any] = {}
+    flags: dict[str, Any] = {"reward_funcs": []}  # that of the fixture; an agent has its own
     for word in words_of("run.sh", way, tmp_path):
         if word.startswith("--"):
             flags[word.removeprefix("--")] = []
