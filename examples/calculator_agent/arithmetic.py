@@ -64,7 +64,7 @@ def problems(split: str, rng: random.Random) -> Iterator[Problem]:
 
 def write_trace(problem: Problem, rng: random.Random) -> tuple[list[str], str]:
     """The expressions of the calls and the answer of somebody who knows the form of a call and can copy numbers, but
-    neither calculates nor has a plan: every choice is drawn. One in thirty ends right."""
+    neither calculates nor has a plan: every choice is drawn. One in twenty ends right."""
     expressions: list[str] = []
     while len(expressions) < 3 and rng.random() < (0.5 if expressions else 0.7):
         expressions.append(_drawn_expression(problem, expressions, rng))

@@ -42,24 +42,20 @@ def curve(run: Path) -> list[dict[str, Any]]:
         own = found.setdefault(row["step"], {"run": run.name, "step": row["step"]})
         own |= {"reward": f"{row['reward']:.4f}"} if "reward" in row else {}
         held_out = [value for name, value in row.items() if re.fullmatch("eval/[^/]+/accuracy", name)]
-        own |= {"held_out": f"{held_out[0]:.4f}"} if held_out else {}
+        own |= {"held_out": f"{held_out[0]:.5f}"} if held_out else {}
     return [found[step] for step in sorted(found)]
 
 
 def line(run: Path) -> str:
-    """Before and after, and what an answer without a call was worth, of all that were evaluated."""
-    summary = json.loads((run / "summary.json").read_text())
+    """Held out by step, and how often the calculator was called before and after."""
+    held_out = [row for row in curve(run) if "held_out" in row]
     rows = _lines(run / "eval_completions.jsonl")
-    last = max(row["step"] for row in rows)
-    shares = []
-    for step in (0, last):
+    calls = []
+    for step in (held_out[0]["step"], held_out[-1]["step"]):
         own = [row for row in rows if row["step"] == step]
-        calls = [sum(len(one.get("tool_calls") or ()) for one in row["messages"]) for row in own]
-        shares.append(f"{sum(calls) / len(own):.2f} calls")
-    return (
-        f"{run.name}: held out {summary['eval_before']:.3f} to {summary['eval_after']:.3f}, {shares[0]} to {shares[1]} "
-        f"a problem, {summary['steps']} steps in {summary['seconds']:.0f} s"
-    )
+        calls.append(sum(len(one.get("tool_calls") or ()) for row in own for one in row["messages"]) / len(own))
+    shown = ", ".join(f"{float(row['held_out']):.3f} ({row['step']})" for row in held_out)
+    return f"{run.name}: {shown}; {calls[0]:.2f} to {calls[1]:.2f} calls a problem"
 
 
 def plot(curves: list[dict[str, Any]], path: Path) -> None:
@@ -69,16 +65,17 @@ def plot(curves: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    runs = list(dict.fromkeys(row["run"] for row in curves))
-    ways = list(dict.fromkeys(run.rpartition("-")[0] for run in runs))
-    for run in runs:
+    ways: list[str] = []
+    for run in dict.fromkeys(row["run"] for row in curves):
         own = [row for row in curves if row["run"] == run]
-        colour = f"C{ways.index(run.rpartition('-')[0])}"
+        way = run.rpartition("-")[0]
+        label = None if way in ways else way
+        ways += [way] if label else []
+        colour = f"C{ways.index(way)}"
         training = [(row["step"], float(row["reward"])) for row in own if "reward" in row]
         held_out = [(row["step"], float(row["held_out"])) for row in own if "held_out" in row]
         axes.plot(*zip(*training, strict=True), color=colour, alpha=0.35, linewidth=1)
-        label = None if any(other.startswith(run.rpartition("-")[0]) for other in runs[: runs.index(run)]) else run
-        axes.plot(*zip(*held_out, strict=True), color=colour, marker="o", label=label and label.rpartition("-")[0])
+        axes.plot(*zip(*held_out, strict=True), color=colour, marker="o", label=label)
     axes.set(xlabel="optimizer step", ylabel="solved", ylim=(0, 1), title="thick: held out, thin: in training")
     axes.grid(alpha=0.3)
     axes.legend()

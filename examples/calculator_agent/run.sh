@@ -16,8 +16,8 @@ esac
 
 swift rlhf --rlhf_type grpo --model "$MODEL" --torch_dtype float32 --seed "$SEED" \
   "${OWN[@]}" --dataset two_calls --max_completion_length 40 \
-  --num_generations 16 --per_device_train_batch_size 64 --gradient_accumulation_steps 2 --max_steps "${STEPS:-60}" \
-  --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup --warmup_ratio 0.05 \
+  --num_generations 16 --per_device_train_batch_size 64 --gradient_accumulation_steps 2 --max_steps "${STEPS:-90}" \
+  --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup --warmup_steps 3 \
   --gradient_checkpointing false --beta 0 \
   --eval_on_start true --eval_steps 15 --eval_limit 128 --num_generations_eval 2 --per_device_eval_batch_size 256 \
   --save_steps 1000 --logging_steps 1 --report_to none \

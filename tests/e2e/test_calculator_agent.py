@@ -112,12 +112,12 @@ def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("way", ["tools", "agent"])
 def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
-    flags: dict[str, Any] = {}
+    flags: dict[str, Any] = {"reward_funcs": []}  # that of the fixture; an agent has its own
     for word in words_of("run.sh", way, tmp_path):
         if word.startswith("--"):
-            flags[word.removeprefix("--")] = []
+            values = flags[word.removeprefix("--")] = []
         else:
-            flags[list(flags)[-1]].append(word)
+            values.append(word)
     del flags["model"], flags["output_dir"]
     flags["external_plugins"] = [str(REPO / one) for one in flags["external_plugins"]]
     sizes = {"max_steps": 2, "eval_steps": 2, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
