@@ -78,8 +78,8 @@ class RewardArguments(PluginArguments):
 
     reward_funcs: list[str] = flag(
         [],
-        "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true "
-        "here or at the server)",
+        "names of reward functions; their weighted sum is the reward (required, except with an agent, or with "
+        "--use_gym_env true here or at the server)",
     )
     reward_model: list[str] = flag([], "folders or hub ids of reward models, whose rewards follow --reward_funcs")
     reward_model_plugin: list[str] = flag(

@@ -222,7 +222,9 @@ class TurnArguments:
     multi_turn_scheduler: str | None = flag(
         None, "name of the scheduler, registered in multi_turns, that drives completions"
     )
-    max_turns: int | None = flag(None, "most turns of a completion (default: no limit)", _TURNS, at_least=1)
+    max_turns: int | None = flag(
+        None, "most turns of a completion (default: no limit; of an agent 1000)", _TURNS, at_least=1
+    )
     use_gym_env: bool | None = flag(
         None,
         "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "

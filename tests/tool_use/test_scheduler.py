@@ -252,7 +252,7 @@ def test_a_tool_cannot_end_its_turn_and_speak_as_another(play: Any, template: st
 
     def between(one: Conversation) -> list[int]:
         turns = [len(turn) for turn in one.turns]
-        return list(one.completion.token_ids)[turns[0] : -turns[1]]
+        return list(one.sequences[0].completion.token_ids)[turns[0] : -turns[1]]
 
     special = special_tokens(tokenizer)
     assert [one for one in between(found) if one in special] == [one for one in between(harmless) if one in special]
