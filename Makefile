@@ -34,11 +34,12 @@ test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real p
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
 	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/cluster
 
-test-agents: install ## sessions with the JavaScript client (node), LangChain and the Agents SDK, in .venv-agents on top of .venv (2 minutes)
+test-agents: install ## sessions with the JavaScript client (node), LangChain, Pydantic AI and the Agents SDK, in .venv-agents on top of .venv (2 minutes)
 	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$(.venv-agents/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0
+	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0 \
+	  'pydantic-ai-slim[openai]==2.38.0'
 	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
 	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py $(PYTEST_ARGS)
 

@@ -85,7 +85,14 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     if type(error).__name__ == "ValidationError" and callable(faults):
         parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
         return "; ".join(parts)[:longest]
-    return " ".join(str(error).split())[:longest] or type(error).__name__
+    return _message(error, longest) or type(error).__name__
+
+
+def _message(error: BaseException, longest: int = 300) -> str:
+    try:
+        return " ".join(str(error).split())[:longest]
+    except Exception:  # noqa: BLE001  a user's class may do anything
+        return "(it has no message: its __str__ fails)"
 
 
 _IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), str(Path(__file__).resolve().parent / "plugins"))
@@ -96,7 +103,7 @@ def describe(error: BaseException) -> str:
 
     An import that fails in a user's code is that code's line, not that of the import system or of our finder.
     """
-    message = " ".join(str(error).split())[:300]
+    message = _message(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place, trace = None, error.__traceback__
     while trace is not None:

@@ -177,11 +177,10 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
 def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
         return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
-    text = encoder.render(row["messages"], encoder.tools_of(row))
     encoded = encoder.encode(row)
     if encoded is None:
         raise UsageError("the prompt of the first row is longer than --max_length")
-    return text, len(encoded.token_ids)
+    return encoded.text, len(encoded.token_ids)
 
 
 def _tokenizer(model: str) -> Any:

@@ -55,6 +55,7 @@ _NO = (
 )
 TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
 
+_CUT = "swift-r1-cut-9d27e4"  # in rendered text: tokens end here
 _MARKER = "swift-r1-text-c41f0a"  # a message's text where only what the template puts after it is wanted
 _THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
 _OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
@@ -124,18 +125,62 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
-    """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them."""
+    """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them. The text
+    is for `token_ids` and `plain`: what tools answered is cut there where it spells a token that has a meaning."""
     from jinja2 import TemplateError
 
+    told = [_for_template(message, tokenizer) for message in messages]
     try:
         return str(
-            tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **given
-            )
+            tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=add_generation_prompt, **given)
         )
     except (TemplateError, TypeError) as error:  # TypeError: text put together with what is none
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
+
+
+def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Of rendered text; no special tokens are added."""
+    return tuple(one for part in text.split(_CUT) for one in tokenizer(part, add_special_tokens=False)["input_ids"])
+
+
+def plain(text: str) -> str:
+    """Rendered text as the model reads it."""
+    return text.replace(_CUT, "")
+
+
+def _for_template(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """A message as chat templates want it: the arguments of a tool call as an object, where they are the JSON of one,
+    and content that is text."""
+    own = dict(message)
+    if calls := own.get("tool_calls"):
+        own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
+        own["content"] = own.get("content") or ""
+    if own.get("role") == "tool" and isinstance(own["content"], str):
+        own["content"] = _markup(tokenizer).sub(rf"\1{_CUT}", own["content"])
+    return own
+
+
+def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):  # the model wrote it, and reads it again as it was
+            return dict(function)
+    return {**function, "arguments": arguments} if isinstance(arguments, dict) else dict(function)
+
+
+def _markup(tokenizer: Any) -> re.Pattern[str]:
+    """The first character of each text that is one token with a meaning: special, or a tag."""
+    names = {
+        str(about.content)
+        for about in getattr(tokenizer, "added_tokens_decoder", {}).values()
+        if about.special or re.fullmatch(r"<.+>", about.content)
+    }
+    names |= {str(one) for one in tokenizer.all_special_tokens}
+    wanted = "|".join(re.escape(one) for one in sorted(names) if len(one) > 1)
+    return re.compile(f"(?={wanted or '(?!)'})(.)", re.DOTALL)
 
 
 def tool_template(tokenizer: Any) -> str:
@@ -189,8 +234,7 @@ def turn_end(render: Renderer, tokenizer: Any) -> int | None:
             _, found, after = render(messages, False).rpartition(_MARKER)
         except UsageError:  # a template of one turn
             return None
-        ids = tokenizer(after, add_special_tokens=False)["input_ids"] if found else []
-        for token in ids:
+        for token in token_ids(tokenizer, after) if found else ():
             if token in special:
                 return int(token)
     return None

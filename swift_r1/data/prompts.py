@@ -13,8 +13,10 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
     has_tools,
     opening_of,
+    plain,
     prompt_template,
     rendered,
+    token_ids,
     tool_template,
     turn_end,
     with_own_words,
@@ -22,7 +24,6 @@ from swift_r1.data.prompt_templates import (
 from swift_r1.data.rows import RESERVED, content_bytes
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
-from swift_r1.tool_use.parsing import with_arguments
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -152,8 +153,8 @@ class PromptEncoder:
         return turn_end(self._rendered, self.tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The prompt's text, including the start of the model's turn; UsageError where the template refuses it, or has
-        no place for tools."""
+        """The prompt's text for `tokenize`, including the start of the model's turn; UsageError where the template
+        refuses it, or has no place for tools."""
         if (tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)) and not self.has_tools:
             raise UsageError(
                 "a prompt has tools or calls of them, and the chat template has no place for these: take another "
@@ -180,28 +181,28 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         given = self._given | ({"tools": [dict(one) for one in tools]} if tools else {})
-        return rendered(self.tokenizer, with_arguments(self._with_system(messages)), add_generation_prompt, **given)
+        return rendered(self.tokenizer, self._with_system(messages), add_generation_prompt, **given)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; no special tokens are added."""
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return token_ids(self.tokenizer, text)
 
     def encode(self, row: Row) -> Prompt | None:
         """The prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
         tools = self.tools_of(row)
         text = self.render(row["messages"], tools)
-        token_ids = self.tokenize(text)
-        if self._max_length is not None and len(token_ids) > self._max_length:
+        ids = self.tokenize(text)
+        if self._max_length is not None and len(ids) > self._max_length:
             if self.truncation == "delete":
                 return None
-            token_ids = token_ids[-self._max_length :]
-            text = self.tokenizer.decode(token_ids)
+            ids = ids[-self._max_length :]
+            text = self.tokenizer.decode(ids)
         return Prompt(
             prompt_id=row["prompt_id"],
             dataset=row["dataset"],
             messages=tuple(self._with_system(row["messages"])),
-            text=text,
-            token_ids=token_ids,
+            text=plain(text),
+            token_ids=ids,
             columns={key: value for key, value in row.items() if key not in RESERVED and key != "messages"},
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,

@@ -89,11 +89,11 @@ def results(
                 for row in rows:
                     _refuse_unread(row)
                     row["messages"] = _prompt_messages(row)
-                    if descriptions := use.descriptions(None if _is_empty(row.get("tools")) else row["tools"]):
-                        if use.agent_template is not None:
-                            row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
-                        else:
-                            row["tools"] = descriptions
+                    descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
+                    if descriptions and use.agent_template is not None:
+                        row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
+                    elif descriptions or "tools" in row:
+                        row["tools"] = descriptions
                     lines.append(_as_json(row))
             except UsageError:
                 raise

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.data.preprocessors import RowFault
+from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
 from swift_r1.tool_use.registry import described, tools
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
 AGENT_TEMPLATES = tuple(_THOUGHTS)
 CALL_ROLES = ("tool_call", "function_call")  # ms-swift's and ShareGPT's
-ANSWER_ROLES = ("tool", "tool_response", "function", "observation")
+ANSWER_ROLES = ("tool", "tool_response", "function", "function_response", "observation", "observations")
 _FORM = """Answer the question; the tools below help with it.
 
 {tools}
@@ -68,11 +68,22 @@ class ToolUse:
             return described(_known(tool))
         tool = _read(tool, "a tool")
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
+        own = dict(function) if isinstance(function, Mapping) else {}
+        if "name_for_model" in own:  # ms-swift's older form
+            own = {"name": own.pop("name_for_model")} | own
+            own.pop("name_for_human", None)
+        name = own.get("name")
+        if not isinstance(name, str) or not name:
             raise RowFault("a tool has no name")
         if self.called:
-            _known(function["name"])
-        return {"type": "function", "function": dict(function)}
+            _known(name)
+        own["parameters"] = _read(own.get("parameters"), f"the parameters of {name}")
+        for part, kind, what in (("parameters", Mapping, "an object"), ("description", str, "text")):
+            if own.get(part) is None:
+                own.pop(part, None)
+            elif not isinstance(own[part], kind):
+                raise RowFault(f"the {part} of {name} are not {what}")
+        return {"type": "function", "function": own}
 
 
 def _known(name: str) -> str:
@@ -98,7 +109,7 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for message in messages:
         role, calls = message.get("role"), _calls(message)
         if role in ANSWER_ROLES:
-            call: dict[str, Any] = unanswered.pop(0) if unanswered else {"id": "", "function": {"name": ""}}
+            call = _answered(unanswered, message.get("tool_call_id"))
             content = message.get("content")
             content = content if isinstance(content, str | None) else json.dumps(content, ensure_ascii=False)
             more = {"tool_call_id": message.get("tool_call_id") or call["id"], "name": call["function"]["name"]}
@@ -122,16 +133,21 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def _answered(unanswered: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:
+    """The call of that id, else the first one; it has its answer now."""
+    for call in unanswered:
+        if call["id"] == wanted:
+            unanswered.remove(call)
+            return call
+    return unanswered.pop(0) if unanswered else {"id": "", "function": {"name": ""}}
+
+
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The calls in one message, with arguments as JSON text."""
-    if message.get("role") in CALL_ROLES:
-        read = _read(message.get("content"), "a tool call")
-        raw = read if isinstance(read, list) else [read]
-    else:
-        raw = list(message.get("tool_calls") or ())
-        raw += [message["function_call"]] if message.get("function_call") else []
+    said = ("content",) if message.get("role") in CALL_ROLES else TOOL_CALL_KEYS
+    read = [_read(message[key], "a tool call") for key in said if message.get(key)]
     calls = []
-    for one in raw:
+    for one in (one for some in read for one in (some if isinstance(some, list | tuple) else [some])):
         one = _read(one, "a tool call")
         one = one if isinstance(one, Mapping) else {}
         function = one.get("function", one)

@@ -31,6 +31,7 @@ class Questions:
     task: Task
     rows: Sequence[Row]
     sha256: str
+    agent_template: str | None = None  # describes the tools of rows
 
 
 def load_questions(
@@ -75,14 +76,15 @@ def load_questions(
         for row in rows:
             *before, last = row["messages"]
             row["messages"] = [*before, {**last, "content": f"{last['content']}\n{task.instruction}"}]
-    return Questions(task, rows, digest.hexdigest())
+    return Questions(task, rows, digest.hexdigest(), tool_use.agent_template if tool_use else None)
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
     """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
     UsageError as `check_room`, without a chat template, and for a wording that the endpoint cannot get."""
     task = questions.task
-    wording = Wording(task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking)
+    asked = task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking
+    wording = Wording(*asked, questions.agent_template)
     if tokenizer is not None:
         encoder = PromptEncoder(tokenizer, wording=wording)
         encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]

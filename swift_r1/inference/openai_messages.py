@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from swift_r1.inference.engines.base import Piece, TokenLogprob
 from swift_r1.tool_use.parsing import Parsed
@@ -13,6 +14,7 @@ from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, 
 
 Stop = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+_DEEPEST = 100  # levels of a tool's parameters; templates and records, which write them, stop at some hundreds
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
@@ -25,20 +27,27 @@ class TextPart(OpenAIModel):
     text: Text
 
 
+_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said (`parsed_arguments`, `index`)
+
+
 class CalledFunction(OpenAIModel):
+    model_config = _SENT_BACK
+
     name: Text
     arguments: Text
 
 
 class MessageToolCall(OpenAIModel):
+    model_config = _SENT_BACK
+
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a stream's pieces, which some clients send back
 
 
 class ChatMessage(OpenAIModel):
-    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields."""
+    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields and with
+    what they add."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | tuple[TextPart, ...] | None = None
@@ -47,15 +56,21 @@ class ChatMessage(OpenAIModel):
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     refusal: None = None
-    annotations: tuple[()] | None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_clients_add(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            return {name: value for name, value in message.items() if name in cls.model_fields}
+        return message
 
     @model_validator(mode="after")
     def _whole(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of the {self.role} has no tool_calls")
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+        if self.content is None and self.role != "assistant":
             raise ValueError(f"the message of the {self.role} has no content")
         return self
 
@@ -69,11 +84,16 @@ class ChatMessage(OpenAIModel):
         """What chat templates read of it."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.tool_calls:
-            message["tool_calls"] = [one.model_dump(exclude={"index"}) for one in self.tool_calls]
+            message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         return message
+
+
+def _within(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_within(one, levels - 1) for one in inner)
 
 
 class FunctionTool(OpenAIModel):
@@ -81,6 +101,14 @@ class FunctionTool(OpenAIModel):
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # accepted and ignored: a model that may choose is not held to the schema
+
+    @field_validator("parameters")
+    @classmethod
+    def _can_be_written(cls, parameters: Any) -> Any:
+        if not _within(parameters, _DEEPEST):
+            raise ValueError(f"nested more than {_DEEPEST} levels deep")
+        json.dumps(parameters, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
+        return parameters
 
 
 class RequestTool(OpenAIModel):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from swift_r1.data.prompt_templates import renders_tools, tool_template
+from swift_r1.data.prompt_templates import opening_of, rendered, renders_tools, tool_template
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import Piece
 from swift_r1.tool_use.parsing import Parsed, StreamedTurn, ToolCallParser, chosen_parser
@@ -39,7 +40,9 @@ class ToolCalls:
         if self.name is None:
             raise HTTPError(400, f"{self.said()}")
         if self._found is None:
-            self._found = asyncio.ensure_future(asyncio.to_thread(ToolCallParser, self.name, self._tokenizer))
+            opening = opening_of(partial(rendered, self._tokenizer))
+            made = asyncio.to_thread(ToolCallParser, self.name, self._tokenizer, opening)
+            self._found = asyncio.ensure_future(made)
         try:
             return await asyncio.shield(self._found)
         except UsageError as error:

@@ -130,22 +130,27 @@ def call_reward(
 @contextmanager
 def guarded(limit: float) -> Iterator[None]:
     """Around one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
-    memory is used up; what the call started and printed ends with it."""
-    with open(os.devnull, "w") as nowhere, contained():
-        # A C thread that needs no GIL: it ends even a process that spins inside a C function.
-        faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
-        try:
-            yield
-        except MemoryError:
-            # The memory left may be too little for anything: a new worker takes over.
-            os._exit(MEMORY_EXIT)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    if _output is not None:
-        try:
+    memory is used up; what the call started and printed ends with it, and the working folder is what it was."""
+    try:
+        here = os.open(".", os.O_PATH)
+        with open(os.devnull, "w") as nowhere, contained():
+            # A C thread that needs no GIL: it ends even a process that spins inside a C function.
+            faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
+            try:
+                yield
+            except MemoryError:
+                # The memory left may be too little for anything: a new worker takes over.
+                os._exit(MEMORY_EXIT)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+        os.fchdir(here)
+        os.close(here)
+        if _output is not None:
             _output.end_call()
-        except OSError:  # the watchdog was killed, or the call closed what is not its own: a new worker has both
-            os._exit(1)
+    except (OSError, ValueError):  # ValueError: of a closed file
+        # The watchdog was killed, or the call closed what is not its own, or left no room for files: a new worker has
+        # all of it.
+        os._exit(1)
 
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
@@ -90,7 +91,7 @@ class MultiTurn:
 
 class Stage:
     """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
-    seconds between two turns of the model, except while it is `working`: on what has a deadline of its own. With
+    seconds between two turns of the model, or since it last `worked` on what has a deadline of its own. With
     `last_message_only` the last message is trained."""
 
     def __init__(
@@ -102,9 +103,9 @@ class Stage:
         ends: tuple[int, ...],
         limits: Limits,
         last_message_only: bool = False,
-        working: Callable[[], bool] = lambda: False,
+        worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._name, self._timeout, self._working = name, timeout, working
+        self._name, self._timeout, self._worked = name, timeout, worked
         self._last_message_only = last_message_only
         self._tasks: dict[Play, asyncio.Task[Conversation]] = {}
         self._groups: list[list[Play]] = []  # not yet taken
@@ -189,10 +190,10 @@ class Stage:
         return _conversation(play, output, self._last_message_only)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        begun, future = time.monotonic(), asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            while wait([future], self._timeout).not_done and self._working():
-                pass
+            while (left := max(begun, self._worked()) + self._timeout - time.monotonic()) > 0 and not future.done():
+                wait([future], left)
             result = future.result(0)
         except TimeoutError as error:
             slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]

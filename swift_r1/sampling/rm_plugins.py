@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from swift_r1.data.prompt_templates import prompt_template, rendered
+from swift_r1.data.prompt_templates import prompt_template, rendered, token_ids
 from swift_r1.plugins.compat import NotHere
 from swift_r1.plugins.protocol import (
     ChatCompletionResponse,
@@ -42,8 +42,7 @@ class RewardTemplate:
     def token_ids(self, inputs: Any, add_generation_prompt: bool = False) -> tuple[int, ...]:
         """Of a conversation: `{"messages": ...}` or an `InferRequest`. Raises UsageError as `rendered`."""
         messages = inputs["messages"] if isinstance(inputs, Mapping) else inputs.messages
-        text = rendered(self.tokenizer, messages, add_generation_prompt, **self._given)
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return token_ids(self.tokenizer, rendered(self.tokenizer, messages, add_generation_prompt, **self._given))
 
     def encode(self, inputs: Any) -> dict[str, Any]:
         return {"input_ids": list(self.token_ids(inputs))}

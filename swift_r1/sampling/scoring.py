@@ -121,7 +121,7 @@ class Scoring:
         turns = [list(map(list, one.turns)) for one in group]
         scheduled = group[0].infos is not None
         more: dict[str, Any] = {"rollout_infos": [one.infos for one in group]} if scheduled else {}
-        if "tool_calls" in (group[0].infos or {}):
+        if all(made_calls(one) is not None for one in group):
             more |= {name: [(one.infos or {})[name] for one in group] for name in TOOL_COLUMNS}
         return reward_batch(
             [one.text for one in group],
@@ -209,16 +209,28 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     )
 
 
+def made_calls(conversation: Conversation) -> list[dict[str, Any]] | None:
+    """Those of `tool_scheduler`; another scheduler may note anything under that name."""
+    calls = (conversation.infos or {}).get("tool_calls")
+    own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
+    return calls if own else None
+
+
 def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     """Of the calls that the model made: under `tools/<name>/` calls, and those that gave an error, ran out of time or
-    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools."""
-    if not any("tool_calls" in (one.infos or {}) for one in conversations):
+    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls` turns
+    with a call that could not be read."""
+    found = [calls for one in conversations if (calls := made_calls(one)) is not None]
+    if not found:
         return {}
-    made = [call for one in conversations for call in (one.infos or {})["tool_calls"]]
-    metrics = {"tools/unknown_calls": float(sum(call["outcome"] == "unknown" for call in made))}
+    made = [call for calls in found for call in calls]
+    metrics = {
+        f"tools/{kind}_calls": float(sum(call["outcome"] == kind for call in made)) for kind in ("unknown", "unread")
+    }
+    made = [call for call in made if call["outcome"] not in ("unknown", "unread")]
     described = {tool["function"]["name"] for one in conversations for tool in one.prompt.tools}
-    for name in sorted(described | {call["name"] for call in made if call["outcome"] != "unknown"}):
-        own = [call for call in made if call["name"] == name and call["outcome"] != "unknown"]
+    for name in sorted(described | {call["name"] for call in made}):
+        own = [call for call in made if call["name"] == name]
         outcomes = Counter(call["outcome"] for call in own)
         metrics |= {
             f"tools/{name}/calls": float(len(own)),
@@ -265,8 +277,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
             row["weight_versions"] = completion.weight_versions
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
-        if "tool_calls" in conversation.infos:  # without what a repeated run has otherwise
-            calls = conversation.infos["tool_calls"]
+        if (calls := made_calls(conversation)) is not None:  # without what a repeated run has otherwise
             row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
     if dropped:
         row["dropped"] = True

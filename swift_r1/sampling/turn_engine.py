@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+from swift_r1.data.prompt_templates import plain
 from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.plugins.protocol import (
     ChatCompletionResponse,
@@ -142,7 +143,7 @@ class TurnEngine:
             return prompt
         text = self._encoder.render(messages, prompt.tools)
         ids = self._encoder.tokenize(text)
-        return replace(prompt, messages=tuple(map(dict, messages)), text=text, token_ids=ids)
+        return replace(prompt, messages=tuple(map(dict, messages)), text=plain(text), token_ids=ids)
 
     def _sampling(
         self, sampling: wire.SamplingParams, transcript: Transcript, config: RequestConfig | None

@@ -8,13 +8,13 @@ import json
 import time
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from swift_r1.errors import describe, one_line
 from swift_r1.rewards.worker import guarded
 from swift_r1.tool_use.registry import tools
 
-Outcome = Literal["answer", "error", "timeout", "unknown"]
+Outcome = Literal["answer", "error", "timeout", "unknown", "unread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def call_tool(name: str, arguments: str, limit: float, longest: int) -> ToolAnsw
     with guarded(limit):
         started = time.perf_counter()
         try:
-            content = _text(_called(name, _read(arguments)))
+            content = _text(_called(name, arguments.strip() or "{}"))
         except MemoryError:
             raise
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything, SystemExit too
@@ -65,26 +65,21 @@ class _BadArguments(ValueError):
     """The model's arguments are none."""
 
 
-def _read(arguments: str) -> dict[str, Any]:
-    try:
-        read = json.loads(arguments or "{}")
-    except ValueError:
-        raise _BadArguments("the arguments are not JSON") from None
-    if not isinstance(read, dict):
-        raise _BadArguments("the arguments are not a JSON object")
-    return read
-
-
 @cache
 def _checked(name: str) -> Any:
-    """The tool, which refuses arguments that are not of its types."""
-    from pydantic import ConfigDict, validate_call
+    """The tool, which refuses arguments that are not of its types; a list of JSON is a tuple too."""
+    from pydantic import ConfigDict, TypeAdapter
 
-    return validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(tools[name])
+    function: Any = tools[name]
+    # pydantic does not look for the names of hints where the function is.
+    getattr(function, "__func__", function).__annotations__ = get_type_hints(function)
+    return TypeAdapter(function, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 
 
-def _called(name: str, arguments: dict[str, Any]) -> Any:
-    result = _checked(name)(**arguments)
+def _called(name: str, arguments: str) -> Any:
+    if not arguments.startswith("{"):  # a list would be taken for arguments in their order
+        raise _BadArguments("the arguments are not a JSON object")
+    result = _checked(name).validate_json(arguments)
     return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 

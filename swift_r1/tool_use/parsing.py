@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +34,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),
     ("lfm2", ("<|tool_call_start|>",)),
+    ("lfm2", ("<|tool_list_start|>",)),
     ("internlm", ("<|action_start|>",)),
     ("functiongemma", ("<start_function_call>",)),
     ("phi4_mini_json", ("functools[",)),
@@ -41,6 +44,22 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
 )
+
+
+# Of calls in any of these formats, and some more.
+_ATTEMPT = re.compile(
+    r"tool_?call|tool▁call|<function|<invoke|<start_function|<\|action_start\|>|\[TOOL_CALLS\]|functools\[|<\|python_tag\|>"
+    r"|^\s*\[\w+\(|\"name\"\s*:[^\n]*\"(?:arguments|parameters)\"\s*:",
+    re.IGNORECASE,
+)
+_THOUGHT = re.compile(r"\s*<([\w:]*(?:think|thought|reason)[\w:]*)>.*?</\1>", re.DOTALL)
+
+
+def _spoken(text: str, opening: str = "") -> tuple[str, str]:
+    """What a turn thinks at its beginning, of which the prompt may have the `opening`, and what it says: a call in a
+    thought is none."""
+    end = max(0, found.end() - len(opening)) if (found := _THOUGHT.match(opening + text)) else 0
+    return text[:end], text[end:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,11 @@ class Parsed:
     content: str | None
     calls: tuple[ToolCall, ...] = ()
 
+    @property
+    def unread(self) -> bool:
+        """Whether it says what looks like a call, in whatever format, and no call was found."""
+        return not self.calls and _ATTEMPT.search(_spoken(self.content or "")[1]) is not None
+
 
 def guessed_parser(template: str) -> tuple[str, str] | None:
     """The parser for a chat template, and the sign in its text that tells; None for none."""
@@ -81,23 +105,28 @@ def chosen_parser(given: str | None, template: str) -> tuple[str | None, str]:
 
 
 class ToolCallParser:
-    """vLLM's parser `name` over the model's tokenizer.
+    """vLLM's parser `name` over the model's tokenizer; `opening` is the start of a thought that prompts end with, where
+    turns come without it.
 
     Raises UsageError: there is no vLLM, no such parser, or it is not for this model.
     """
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
+    def __init__(self, name: str, tokenizer: Any, opening: str = "") -> None:
         try:
             from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
             from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
             raise UsageError(f"tool calls are parsed by vLLM, which is not installed here ({error})") from error
         # A call that is no JSON is the model's doing, and no error of the program with a traceback.
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        for place in ("vllm.tool_parsers", "vllm.parser"):
+            logging.getLogger(place).setLevel(logging.CRITICAL)
         known = ToolParserManager.list_registered()
         if name not in known:
             raise UsageError(f"--tool_call_parser {name}: vLLM has no such parser; it has {', '.join(known)}")
-        self.name, self._tokenizer = name, tokenizer
+        # Each parser looks into the vocabulary, which takes 0.1 s to list: once for all of them.
+        vocabulary, self._tokenizer = tokenizer.get_vocab(), copy(tokenizer)
+        self._tokenizer.get_vocab = lambda: vocabulary
+        self.name, self._opening = name, opening
         self._request: Any = ChatCompletionRequest
         try:
             self._parser: Any = ToolParserManager.get_tool_parser(name)
@@ -110,9 +139,10 @@ class ToolCallParser:
     def parse(self, text: str, tools: Sequence[Tool] = (), token_ids: Sequence[int] = ()) -> Parsed:
         """The calls of a whole turn. `text` has its special tokens, but not the one that ends the turn; `token_ids`
         are the turn's and those before it, from which the calls get ids that repeat in a repeated conversation."""
-        request, parser = self._made(tools)
+        thought, spoken = _spoken(text, self._opening)
         try:
-            found = parser.extract_tool_calls(text, request)
+            request, parser = self._made(tools)
+            found = parser.extract_tool_calls(spoken, request)
         except Exception as error:  # noqa: BLE001 - a parser may stumble over anything that a model writes
             _logger.warning("the parser %s failed (%s): the turn is taken as text", self.name, one_line(error))
             return Parsed(text or None)
@@ -127,7 +157,7 @@ class ToolCallParser:
             )
             for place, one in enumerate(found.tool_calls)
         ]
-        return Parsed(found.content or None, tuple(calls))
+        return Parsed(thought + (found.content or "") or None, tuple(calls))
 
     def stream(self, tools: Sequence[Tool]) -> StreamedTurn:
         return StreamedTurn(self, *self._made(tools), tools)
@@ -155,7 +185,7 @@ class StreamedTurn:
 
     def __init__(self, owner: ToolCallParser, request: Any, parser: Any, tools: Sequence[Tool]) -> None:
         self._owner, self._request, self._parser, self._tools = owner, request, parser, tools
-        self._text, self._given = "", ""
+        self._text, self._given, self._held = "", "", False
         self._ids: list[int] = []
 
     def add(self, text: str, token_ids: Sequence[int]) -> str:
@@ -172,9 +202,13 @@ class StreamedTurn:
         except Exception as error:  # noqa: BLE001 - as in `parse`; the end says what is left
             _logger.warning("the parser %s failed on a piece of a stream (%s)", self._owner.name, one_line(error))
             return ""
-        new = (found.content or "") if found is not None else ""
+        new = str(found.content or "") if found is not None else ""
+        # Some parsers leave out what they took for a tag: the rest comes with the end, where it is known.
+        self._held = self._held or not self._text.startswith(self._given + new)
+        if self._held:
+            return ""
         self._given += new
-        return str(new)
+        return new
 
     def end(self, prompt: Sequence[int]) -> Parsed:
         """What is left to say at the end, and the calls."""
@@ -186,31 +220,4 @@ class StreamedTurn:
 
 def _call_id(token_ids: Sequence[int], place: int) -> str:
     """Nine letters and digits, which is what the strictest templates (Mistral's) want."""
-    found = hashlib.blake2b(digest_size=4)
-    found.update(json.dumps(list(token_ids)).encode())
-    return f"{found.hexdigest()[:7]}{place:02d}"[:9]
-
-
-def with_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as chat templates want them: the arguments of a tool call as an object, where they are the JSON of
-    one, and content that is text."""
-    return [_for_template(message) for message in messages]
-
-
-def _for_template(message: Mapping[str, Any]) -> dict[str, Any]:
-    own = dict(message)
-    if calls := own.get("tool_calls"):
-        own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
-        own["content"] = own.get("content") or ""
-    return own
-
-
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments or "{}")
-        except ValueError:  # the model wrote it, and reads it again as it was
-            return dict(function)
-        return {**function, "arguments": read} if isinstance(read, dict) else dict(function)
-    return dict(function)
+    return hashlib.blake2b(json.dumps([place, *token_ids]).encode()).hexdigest()[:9]

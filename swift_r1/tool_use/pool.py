@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -45,6 +46,7 @@ class ToolPool:
         self._memory = float(args.reward_memory_limit)
         self._told: set[str] = set()
         self.running = 0  # calls that have no answer yet; each gets one within its time limit
+        self._worked = 0.0
 
     def __enter__(self) -> Self:
         self._pool.start()
@@ -72,6 +74,11 @@ class ToolPool:
             return list(await asyncio.gather(*(self._answer(call, names) for call in calls)))
         finally:
             self.running -= len(calls)
+            self._worked = time.monotonic()
+
+    def worked(self) -> float:
+        """When a call was under way last, by the monotonic clock."""
+        return time.monotonic() if self.running else self._worked
 
     async def _answer(self, call: ToolCall, names: Collection[str]) -> ToolAnswer:
         if call.name not in names:

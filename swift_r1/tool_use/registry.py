@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from swift_r1.errors import UsageError, one_line
 
@@ -35,8 +35,15 @@ def described(name: str) -> dict[str, Any]:
 
     try:
         made: Mapping[str, Any] = get_json_schema(_with_all_arguments(function, text, list(parameters)))["function"]
+        hints = get_type_hints(function)
     except Exception as error:  # transformers' own errors, or what evaluating a hint raises
         raise UsageError(f"{where}: its hints or docstring make no schema: {one_line(error)}") from error
+    for parameter in parameters:
+        if odd := next(_not_json(hints[parameter]), None):
+            raise UsageError(
+                f"{where}: the type hint of {parameter} has {getattr(odd, '__name__', odd)}, which no JSON is: write "
+                "str, int, float, bool, list, tuple, dict or Literal[...]"
+            )
     schema = dict(made["parameters"])
     for about in schema.get("properties", {}).values():
         if about.get("description") == _UNSAID:
@@ -48,6 +55,16 @@ def described(name: str) -> dict[str, Any]:
 
 
 _UNSAID = "swift-r1-unsaid"
+_JSON = (str, int, float, bool, list, tuple, dict, type(None), None, Any, ...)
+
+
+def _not_json(hint: Any) -> Iterator[Any]:
+    """The types in a hint that JSON has no values of; a model would be told that they are objects."""
+    if get_origin(hint) is None and hint not in _JSON:
+        yield hint
+    if get_origin(hint) is not Literal:
+        for one in get_args(hint):
+            yield from _not_json(one)
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.errors import UsageError
 from swift_r1.plugins.protocol import ChatCompletionResponseChoice, RolloutInferRequest, RolloutOutput
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler, multi_turns, up_to_last_answer
+from swift_r1.tool_use.calling import ToolAnswer
 from swift_r1.tool_use.parsing import Parsed, ToolCall
 
 if TYPE_CHECKING:
     from swift_r1.data.prompts import PromptEncoder
     from swift_r1.tool_use.parsing import ToolCallParser
     from swift_r1.tool_use.pool import ToolPool
+
+_logger = logging.getLogger("swift_r1.tools")
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,27 @@ class ToolScheduler(RolloutScheduler):
     def __init__(self, *args: Any, kit: ToolKit, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kit = kit
+        self._told = False
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """`rollout_infos` has `tool_calls`, a dict for each call: `turn`, `name`, `arguments` (JSON), `content` (the
-        answer), `outcome` (answer, error, timeout or unknown), `seconds` and `cut`."""
+        answer), `outcome` (answer, error, timeout or unknown), `seconds` and `cut`. A turn with a call that could not
+        be read is there too: its text as `arguments`, `outcome` unread."""
         turns = _Turns(self, infer_request)
         output = await turns.run(infer_request, request_config, **kwargs)
         output.messages = up_to_last_answer(turns.messages)
         output.rollout_infos["tool_calls"] = turns.calls
         return output
+
+    def tell_unread(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            _logger.warning(
+                "a turn has what looks like a call, which the parser %s does not read, so it is an answer (told once, "
+                "tools/unread_calls counts them): %s",
+                self.kit.parser.name,
+                " ".join(text.split())[-300:],
+            )
 
 
 class _Turns(MultiTurnScheduler):
@@ -50,7 +66,7 @@ class _Turns(MultiTurnScheduler):
 
     def __init__(self, owner: ToolScheduler, request: RolloutInferRequest) -> None:
         super().__init__(owner.infer_engine, owner.max_turns, tokenizer=owner.tokenizer)
-        self._kit = owner.kit
+        self._owner, self._kit = owner, owner.kit
         self._tools: list[Mapping[str, Any]] = request.data_dict.get("tools") or []
         self.messages: list[dict[str, Any]] = deepcopy(request.messages)
         self.calls: list[dict[str, Any]] = []
@@ -59,8 +75,12 @@ class _Turns(MultiTurnScheduler):
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
         parsed, at_end = self._parsed(response_choice, current_turn), current_turn == self.max_turns
-        if at_end or response_choice.finish_reason == "length" or not parsed.calls:
+        cut_off = response_choice.finish_reason == "length"
+        if at_end or cut_off or not parsed.calls:
             self.messages.append({"role": "assistant", "content": response_choice.message.content})
+            if parsed.unread and not cut_off:
+                self._owner.tell_unread(parsed.content or "")
+                self._keep(current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer("", "unread"))
             return {"done": True}
         names = [one["function"]["name"] for one in self._tools]
         answers = await self._kit.pool.call(parsed.calls, names)
@@ -72,19 +92,13 @@ class _Turns(MultiTurnScheduler):
         calls = [call.as_message() for call in parsed.calls]
         self.messages += [{"role": "assistant", "content": parsed.content or "", "tool_calls": calls}, *deepcopy(said)]
         infer_request.messages += said
-        self.calls += [
-            {
-                "turn": current_turn,
-                "name": call.name,
-                "arguments": call.arguments,
-                "content": answer.content,
-                "outcome": answer.outcome,
-                "seconds": answer.seconds,
-                "cut": answer.cut,
-            }
-            for call, answer in made
-        ]
+        for call, answer in made:
+            self._keep(current_turn, call, answer)
         return {"done": False}
+
+    def _keep(self, turn: int, call: ToolCall, answer: ToolAnswer) -> None:
+        made = {"turn": turn, "name": call.name, "arguments": call.arguments, "content": answer.content}
+        self.calls.append(made | {"outcome": answer.outcome, "seconds": answer.seconds, "cut": answer.cut})
 
     def step(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int

@@ -17,7 +17,6 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
-from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
@@ -167,7 +166,7 @@ def load_eval_prompts(
 ) -> list[list[Prompt]]:
     """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
     Raises UsageError for data or a row that cannot be used."""
-    found, use = [], ToolUse(names=tuple(args.tools), called=args.calls_tools)
+    found, use = [], args.data_flags.tool_use
     for task in _tasks(args):
         questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf, use)
         if shared := shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED)):

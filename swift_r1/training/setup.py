@@ -389,7 +389,7 @@ def open_turns(
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
         last_message_only = args.loss_scale == "last_round"
         how = (make_scheduler, encoder, ends, limits, last_message_only)
-        stage = Stage(name, args.multi_turn_timeout, *how, lambda: tool_kit is not None and tool_kit.pool.running > 0)
+        stage = Stage(name, args.multi_turn_timeout, *how, tool_kit.pool.worked if tool_kit else lambda: 0.0)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

@@ -127,6 +127,45 @@ def test_langchain(session: Opened, engine: ScriptedEngine, streaming: bool) -> 
     one_sequence(session, engine, 3)
 
 
+@needs("pydantic_ai")
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_pydantic_ai(session: Opened, engine: ScriptedEngine, thinks: bool, streamed: bool) -> None:
+    """It takes the reasoning out of the text, and sends it back with white space of its own."""
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    if thinks:
+        engine.says = [f"<think>\nhm\n</think>\n\n{CALL}", "<think>so</think>It is 3.", "Bye."]
+    provider = OpenAIProvider(base_url=session.base_url, api_key=session.api_key)
+    agent = Agent(OpenAIChatModel("any", provider=provider), system_prompt="short")
+
+    @agent.tool_plain
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    async def said(prompt: str, history: Any = None) -> Any:
+        if not streamed:
+            return await agent.run(prompt, message_history=history)
+        async with agent.iter(prompt, message_history=history) as run:
+            async for node in run:
+                if agent.is_model_request_node(node):
+                    async with node.stream(run.ctx) as events:
+                        async for _ in events:
+                            pass
+        return run.result
+
+    async def play() -> str:
+        first = await said("1 + 2?")
+        assert first.output == "It is 3."
+        return str((await said("thanks", first.all_messages())).output)
+
+    assert asyncio.run(asyncio.wait_for(play(), 60)) == "Bye."
+    one_sequence(session, engine, 3)
+
+
 @needs("agents")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_agents_sdk(session: Opened, engine: ScriptedEngine, streamed: bool) -> None:

@@ -169,6 +169,32 @@ def test_what_changes_no_token_is_accepted_and_the_rest_refused(url: str) -> Non
         session.client.responses.create(model="none", input="hi")
 
 
+def test_what_clients_add_to_the_models_message_is_ignored(url: str, engine: ScriptedEngine) -> None:
+    """As openai's `parse` and LiteLLM send it back, and `null` for an answer without a word."""
+    session = Opened(url)
+    engine.says = [CALL, "", "yes"]
+    [call] = session.chat(tools=[ADD]).choices[0].message.tool_calls
+    function = call.function.model_dump() | {"parsed_arguments": {"a": 1, "b": 2}}
+    made = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call.id, "type": "function", "index": 0, "function": function}],
+        "parsed": None,
+        "refusal": None,
+        "annotations": [],
+        "provider_specific_fields": {"refusal": None},
+    }
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+    assert session.chat(USER, made, answer, tools=[ADD]).choices[0].message.content == ""
+    session.chat(USER, made, answer, {"role": "assistant", "content": None}, USER, tools=[ADD])
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 2}
+    same_as_logged(record, engine.log)
+    for wrong in ({"role": "user", "content": "a", "parsed": 1}, {"role": "assistant", "refusal": "no"}):
+        with pytest.raises(openai.BadRequestError):
+            session.chat(wrong)
+
+
 def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
     url: str, engine: ScriptedEngine
 ) -> None:
@@ -221,6 +247,17 @@ def test_keys(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
         one.chat()
 
 
+def test_a_servers_key_that_looks_like_a_sessions_opens_everything(
+    engine: ScriptedEngine, serve_engine: Callable[..., str]
+) -> None:
+    key = "swift-session-of-mine"
+    session = Opened(serve_engine(engine, {}, api_key=key), key)
+    session.chat()
+    session.client = session.talk(api_key=key)
+    session.chat()
+    assert len(session.record().calls) == 2
+
+
 def test_a_server_without_a_key_still_keeps_sessions_apart(url: str) -> None:
     one, two = Opened(url), Opened(url)
     one.client = one.talk(api_key="none")
@@ -257,8 +294,13 @@ def test_bad_input_and_a_session_that_is_opened_again(url: str) -> None:
             answer = session.http.request("POST" if post else "GET", path, json=body)
             assert answer.status_code == 404 and "error" in answer.json()
     bodies: list[bytes] = [b"", b"{", b"[]", b'{"messages": 3}', b"\xff", b"[" * 100_000]
+    # Which no template and no record can write.
+    for schema in (b'{"a":' * 300 + b"1" + b"}" * 300, b'{"a": ["\\ud800"]}'):
+        tool = b'{"type": "function", "function": {"name": "add", "parameters": %s}}' % schema
+        bodies.append(b'{"model": "", "messages": [{"role": "user", "content": ""}], "tools": [%s]}' % tool)
     for content in bodies:
-        answer = session.http.post(f"/v1/sessions/{session.id}/v1/chat/completions", content=content)
+        headers = {"Content-Type": "application/json"}
+        answer = session.http.post(f"/v1/sessions/{session.id}/v1/chat/completions", content=content, headers=headers)
         assert answer.status_code == 400 and answer.json()["error"]["message"]
     record = session.record()
     assert (record.calls, record.failed) == ((), 0)

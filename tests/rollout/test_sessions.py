@@ -117,8 +117,34 @@ def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     echoed = {"role": "assistant", "content": ""} | made("two", '{"b":2,"a":1}')
     answer = {"role": "tool", "tool_call_id": "two", "content": "3"}
     assert call(state, user("a"), echoed, answer, tools=[TOOL]).kind == "extends"
+    # JavaScript knows no 1.0, and some agents name the model.
+    call(state, user("b"), says="x", tools=[TOOL], more={"content": None} | made("one", '{"a": 1.0, "b": 2e1}'))
+    named = {"role": "assistant", "name": "adder", "content": ""} | made("two", '{"a":1,"b":20}')
+    assert call(state, user("b"), named, answer, tools=[TOOL]).kind == "extends"
+    # Whatever the model writes as arguments, it is recorded.
+    deep = {"content": None} | made("one", "[" * 100_000 + "]" * 100_000)
+    call(state, user("c"), says="x", tools=[TOOL], more=deep)
+    assert call(state, user("c"), model("") | deep, answer, tools=[TOOL]).kind == "extends"
     other = {"role": "assistant", "content": ""} | made("two", '{"b":2,"a":7}')
     assert call(state, user("a"), other, answer, tools=[TOOL]).kind == "edited"
+
+
+@pytest.mark.parametrize("opening", ["<think>\n", ""])  # the template may have written it
+def test_reasoning_that_clients_take_out_of_the_text_is_no_edit(opening: str) -> None:
+    says = f"{opening}hm, 1\n</think>\n\nIt is 3."
+    for sent_back in (
+        says,
+        "<think>\n\nhm, 1\n\n</think>It is 3.",
+        {"content": "It is 3.", "reasoning_content": "hm, 1"},
+    ):
+        state = opened()
+        call(state, A, says=says)
+        back = model("") | (sent_back if isinstance(sent_back, dict) else {"content": sent_back})
+        assert call(state, A, back, B).kind == "extends"
+        assert shown(state.record().sequences[0].token_ids).startswith(says)
+    state = opened()
+    call(state, A, says=says)
+    assert call(state, A, model("It is 3."), B).kind == "edited"  # the model no longer reads what it thought
 
 
 A, B, C, D = (user(letter) for letter in "abcd")
@@ -182,6 +208,18 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
     assert call(opened(), A).seed is None
 
 
+def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() -> None:
+    def prompts(*order: int) -> list[str]:
+        state = opened(seed=7)
+        begun = [state.begin(Asked((A,)), Letters())[0] for _ in range(2)]
+        for number in order:
+            says = " " * number + "yes"
+            state.finish(begun[number], [*map(ord, says)], [-1.0] * len(says), [(0, 0)], "stop", says, model(says))
+        return [shown(state.begin(Asked((A, Y, B)), Letters())[1]) for _ in range(2)]
+
+    assert prompts(0, 1) == prompts(1, 0) and "| yes" in prompts(0, 1)[1]
+
+
 def test_a_retry_gets_the_same_answer_unless_its_call_failed() -> None:
     state = opened()
     content = Asked((A,)).content()
@@ -236,8 +274,9 @@ class Spoken:
 
     name, version, prompt_tokens = "-", 5, 0
 
-    def __init__(self, text: str, versions: Any = None) -> None:
-        self.versions = versions
+    def __init__(self, text: str, versions: Any = None, ends: str = "length") -> None:
+        self.versions, self.ends, self.closing = versions, ends, asyncio.Event()
+        self.closing.set()
         self.text, self.go, self.began, self.closed = text, asyncio.Event(), asyncio.Event(), False
 
     async def start(self) -> None: ...
@@ -248,9 +287,10 @@ class Spoken:
                 if place == 1:
                     self.began.set()
                     await self.go.wait()
-                reason: Any = "length" if place + 1 == len(self.text) else None
+                reason: Any = self.ends if place + 1 == len(self.text) else None
                 yield 0, Piece((ord(letter),), letter, (TokenLogprob(letter, -float(place)),), reason, self.versions)
         finally:
+            await self.closing.wait()
             self.closed = True
 
 
@@ -323,6 +363,42 @@ def test_what_runs_ends_with_its_last_client_with_its_session_and_with_its_time(
         with pytest.raises(HTTPError, match="the session's time is over"):
             await collected(asking(gateway, short, Spoken("word"), []))
         assert short.failed == 1 and not short.calls
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_retry_never_joins_a_call_that_was_stopped() -> None:
+    """Also while the engine has not yet let go of it."""
+
+    async def scene() -> None:
+        gateway = Gateway(SessionStore(9, 1 << 20, 60))
+        state = gateway.store.open(SessionRequest(seed=1))
+        spoken, seen = Spoken("word"), list[RolloutRequest]()
+        spoken.closing.clear()
+        reading = asyncio.create_task(collected(asking(gateway, state, spoken, seen)))
+        await spoken.began.wait()
+        reading.cancel()
+        await asyncio.wait([reading])
+        again = Spoken("more")
+        again.go.set()
+        [one] = await collected(asking(gateway, state, again, seen, retried=True))
+        assert one.text == "more" and not spoken.closed
+        spoken.closing.set()
+        record = state.record()
+        assert (record.failed, record.retried, record.running, len(record.calls)) == (1, 0, 0, 1)
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_what_the_engine_breaks_off_is_no_answer() -> None:
+    async def scene() -> None:
+        gateway = Gateway(SessionStore(9, 1 << 20, 60))
+        state = gateway.store.open(SessionRequest())
+        spoken = Spoken("word", ends="abort")
+        spoken.go.set()
+        with pytest.raises(HTTPError, match="abort") as error:
+            await collected(asking(gateway, state, spoken, []))
+        assert error.value.status == 503 and not state.calls and state.failed == 1
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from swift_r1.tool_use.pool import ToolLimits, ToolPool
 from tests.conftest import until
 
 PLUGIN = Path(__file__).parent / "tools_plugin.py"
-NAMES = ("add", "echo", "fails", "hangs", "meets", "secret")
+NAMES = ("add", "echo", "fails", "forks", "hangs", "hoards", "leaves", "meets", "moves", "secret")
 ARGS = SimpleNamespace(
     reward_timeout=10.0, reward_num_workers=2, reward_memory_limit=1.0, reward_env=[], reward_isolation="process"
 )
@@ -63,10 +64,13 @@ def test_answers_are_text_or_json_in_the_order_of_the_calls(call: Callable[..., 
         ("add", {"a": 1}, "Error: b: Missing required argument"),
         ("add", {"a": 1, "b": "2"}, "Error: b: Input should be a valid number"),
         ("add", {"a": 1, "b": 2, "c": 3}, "Error: c: Unexpected keyword argument"),
-        ("add", "{'a': 1}", "Error: the arguments are not JSON"),
+        ("add", "{'a': 1}", "Error: Invalid JSON: key must be a string"),
+        ("add", "", "Error: a: Missing required argument"),
         ("add", "[1, 2]", "Error: the arguments are not a JSON object"),
         ("fails", {"how": "now"}, "Error: ConnectionError: the search engine is away now"),
         ("fails", {"how": "exits"}, "Error: SystemExit: 0"),
+        ("fails", {"how": "closes"}, "Error: its process died"),
+        ("fails", {"how": "speechless"}, "Error: Speechless: (it has no message"),
         ("fails", {"how": "lock"}, "Error: TypeError: Object of type lock is not JSON serializable"),
         ("fails", {"how": "dies"}, "Error: its process died"),
         ("fails", {"how": "memory"}, "Error: MemoryError"),
@@ -103,7 +107,29 @@ def test_long_answers_are_cut_with_a_mark(call: Callable[..., list[ToolAnswer]])
 
 
 def test_half_a_character_is_replaced(call: Callable[..., list[ToolAnswer]]) -> None:
-    assert call(("echo", '{"text": "a\\ud800"}'))[0].content == "a?"
+    assert call(("fails", {"how": "half"}))[0].content == "a?"
+
+
+def test_a_list_is_a_tuple_where_the_tool_wants_one(call: Callable[..., list[ToolAnswer]]) -> None:
+    found = call(("moves", {"way": "back", "by": [1, 2]}), ("moves", {"way": "back", "by": [1]}))
+    assert found[0].content == "[-1, -2]" and found[1].content.startswith("Error: by.1: Field required")
+
+
+def test_no_call_changes_the_folder_of_another(call: Callable[..., list[ToolAnswer]], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    for _ in range(2):
+        found = call(*[("leaves", {"folder": str(tmp_path / "gone")})] * 4)
+        assert {one.content for one in found} == {os.getcwd()}
+
+
+def test_a_tool_that_leaves_no_files_to_open_costs_its_worker(call: Callable[..., list[ToolAnswer]]) -> None:
+    assert call(("hoards", {}))[0].content == "Error: its process died"
+    assert call(("echo", {"text": "a"}), ("echo", {"text": "b"}))[1].content == "b"
+
+
+def test_a_tool_that_forks_answers_once(call: Callable[..., list[ToolAnswer]]) -> None:
+    for _ in range(3):
+        assert [one.content for one in call(("forks", {}), ("echo", {"text": "a"}), ("forks", {}))] == ["0", "a", "0"]
 
 
 def test_an_unknown_tool_is_named_with_the_known_ones(call: Callable[..., list[ToolAnswer]]) -> None:

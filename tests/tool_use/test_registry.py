@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from functools import partial
 from typing import Literal
 
@@ -45,6 +46,10 @@ def unhinted(x):
 
 
 def undocumented(x: int): ...
+
+
+def dated(day: list[date] | None):
+    """Has a hint that a model could not follow."""
 
 
 def variadic(*x: int):
@@ -95,6 +100,7 @@ def test_a_coroutine_without_arguments(describe):
         (variadic, r"test_registry.py:\d+: the model gives arguments by name, so there can be no \*x"),
         (3, "is a int, not a function"),
         (partial(plain, 1), "is a partial, not a function"),
+        (dated, "the type hint of day has date, which no JSON is"),
     ],
 )
 def test_what_cannot_be_described_is_refused_with_its_line(describe, function, fault):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swift_r1 import orms, tools
 
@@ -38,7 +41,52 @@ def fails(how: str) -> Any:
         import threading
 
         return threading.Lock()
+    if how == "closes":
+        sys.stdout.close()
+        return ""
+    if how == "half":
+        return "a\ud800"
+    if how == "speechless":
+        raise Speechless
     raise ConnectionError(f"the search\nengine is away\n{how}")
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("text")
+
+
+Way = Literal["on", "back"]
+
+
+def moves(way: Way, by: tuple[int, int]) -> list[int]:
+    """Moves."""
+    return [one if way == "on" else -one for one in by]
+
+
+def leaves(folder: str) -> str:
+    """Says where it is, and goes elsewhere."""
+    here = os.getcwd()
+    os.chdir(folder)
+    return here
+
+
+def hoards() -> str:
+    """Opens all files that it can."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    with suppress(OSError):
+        while True:
+            _kept.append(os.open(os.devnull, os.O_RDONLY))
+    return "all"
+
+
+_kept: list[int] = []
+
+
+def forks() -> str:
+    """Has a second process return from it."""
+    child = os.fork()
+    return "1" if child == 0 else "0"
 
 
 def hangs(seconds: float, folder: str) -> str:
@@ -75,3 +123,4 @@ def right(
 
 orms["right"] = right
 tools |= {"add": add, "echo": echo, "fails": fails, "hangs": hangs, "meets": meets, "secret": secret}
+tools |= {"forks": forks, "hoards": hoards, "leaves": leaves, "moves": moves}

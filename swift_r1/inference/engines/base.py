@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from swift_r1.data import prompt_templates as templates
 from swift_r1.errors import UsageError
-from swift_r1.tool_use.parsing import with_arguments
 from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HTTPError, SamplingParams, StreamedTensor
 
 
@@ -83,25 +82,23 @@ class PromptTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
         is no template, it refuses the messages, or it has no place for tools."""
-        with self._template(tools) as given:
-            return tuple(
-                self.tokenizer.apply_chat_template(
-                    self._known(messages), add_generation_prompt=True, return_dict=False, **given
-                )
-            )
+        given = self._given(tools)
+        try:
+            return self.encode_more(templates.rendered(self.tokenizer, self._known(messages), True, **given))
+        except UsageError as error:
+            raise HTTPError(400, str(error)) from error
 
     def behind(
         self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...] | None:
         """What follows the text and the tool calls of the model's turn `messages[place]`, with the opening of the next
         one; None where the template does not say. Raises HTTPError (400) as `render`."""
-        with self._template(tools) as given:
-            try:
-                render = partial(templates.rendered, self.tokenizer, **given)
-                text = templates.behind_turn(render, self._known(messages), place)
-            except UsageError:  # it wants to see the calls, whose end it does not tell from its own
-                return None
-            return None if text is None else self.encode_more(text)
+        render = partial(templates.rendered, self.tokenizer, **self._given(tools))
+        try:
+            text = templates.behind_turn(render, self._known(messages), place)
+        except UsageError:  # it wants to see the calls, whose end it does not tell from its own
+            return None
+        return None if text is None else self.encode_more(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Raises HTTPError (400) for a text without tokens."""
@@ -112,7 +109,7 @@ class PromptTokenizer:
 
     def encode_more(self, text: str) -> tuple[int, ...]:
         """Of a text that goes on behind others."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return templates.token_ids(self.tokenizer, text)
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """Of each token alone."""
@@ -128,26 +125,19 @@ class PromptTokenizer:
         """Tokens that are no text."""
         return templates.special_tokens(self.tokenizer)
 
-    @contextmanager
-    def _template(self, tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        from jinja2 import TemplateError
-
+    def _given(self, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not self.tokenizer.chat_template:
             raise HTTPError(400, "this model has no chat template: use /v1/completions")
         if tools and not templates.renders_tools(self.tokenizer):
             raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
-        try:
-            yield {"tools": list(tools)} if tools else {}
-        except TemplateError as error:
-            raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
+        return {"tools": list(tools)} if tools else {}
 
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """As templates know them. One that does not know OpenAI's `developer`, the new name of the system, would leave
         its message out."""
-        known = with_arguments(messages)
         if "developer" in templates.tool_template(self.tokenizer):
-            return known
-        return [one | {"role": "system"} if one["role"] == "developer" else one for one in known]
+            return [dict(one) for one in messages]
+        return [{**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages]
 
 
 _NO_NCCL = "this engine takes no weights over NCCL"

@@ -157,18 +157,18 @@ class _Running:
         self._seconds = seconds
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(self._done)
 
     async def changed(self) -> None:
         await self._changed.wait()
 
     def leave(self) -> None:
         self.readers -= 1
-        if self.readers == 0 and not self.ended:
+        if self.readers == 0:
             self.stop(HTTPError(499, "the client hung up"))
 
     def stop(self, error: HTTPError) -> None:
-        self.error = self.error or error  # which the readers raise
+        """Its readers raise the error, unless it has ended; a retry that comes now begins again."""
+        self._end(error)
         self._task.cancel()
 
     async def _run(self) -> None:
@@ -178,6 +178,8 @@ class _Running:
                 self.started = True
                 self._tell()
                 async for _, piece in self.source:
+                    if piece.finish_reason not in (None, "stop", "length"):
+                        raise HTTPError(503, f"the engine ended the generation: {piece.finish_reason}", 1)
                     self.pieces.append(piece)
                     if piece.finish_reason is not None:
                         # Recorded before the client sees the end, and may ask again at once or hang up.
@@ -188,11 +190,14 @@ class _Running:
         except TimeoutError as error:
             self._end(HTTPError(403, "the session's time is over") if limit.expired() else error)
         except asyncio.CancelledError:
-            self._end(self.error or HTTPError(503, "the generation was stopped", 1))
+            self._end(HTTPError(503, "the generation was stopped", 1))
+            raise
         except Exception as error:  # noqa: BLE001 - handed to the readers, who raise it
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
+        if self.ended:
+            return
         if error is None:
             try:
                 self._record()
@@ -201,10 +206,6 @@ class _Running:
         self.ended, self.error = True, error
         self._over(error)
         self._tell()
-
-    def _done(self, _task: asyncio.Task[None]) -> None:
-        if not self.ended:  # stopped before its first step
-            self._end(self.error or HTTPError(503, "the generation was stopped", 1))
 
     def _tell(self) -> None:
         self._changed.set()

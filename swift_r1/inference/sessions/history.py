@@ -1,8 +1,8 @@
 """What an agent sends with a call, compared with what was there: does it continue a conversation, and if not, why not.
 
 Each message has a key; two messages with one key mean the same to the conversation. For the model's own messages that
-is wider than equality: agents send them back with other white space, `null` for no text, and tool calls written as
-other JSON.
+is wider than equality: agents send them back with other white space, `null` for no text, reasoning in a field of its
+own, and tool calls written as other JSON.
 """
 
 from __future__ import annotations
@@ -50,26 +50,39 @@ def keys_of(messages: Iterable[Message]) -> list[bytes]:
 
 def _key(message: Message, ids: dict[str, int]) -> bytes:
     role = "system" if message["role"] == "developer" else message["role"]
-    text, calls = text_of(message), []
+    text, reasoning, calls = text_of(message), "", []
     if role == "assistant":
-        text = " ".join(text.split())
+        text, reasoning = _said(text, message.get("reasoning_content") or "")
         for call in message.get("tool_calls") or ():
             ids.setdefault(call["id"], len(ids))
             calls.append([call["function"]["name"], _arguments(call["function"]["arguments"])])
     answers = message.get("tool_call_id")
     number = None if answers is None else ids.setdefault(answers, len(ids))
-    more = [message.get("name") if role != "tool" else None, message.get("reasoning_content") or None]
-    return digest(canonical([role, text, calls, number, *more]))
+    return digest(canonical([role, text, calls, number, reasoning]))
 
 
-def _arguments(text: Any) -> Any:
-    """Of a tool call: what the JSON says; a text that is none, without its outer white space."""
-    if not isinstance(text, str):
-        return text
+def _said(text: str, reasoning: str) -> tuple[str, str]:
+    """The model's text and reasoning without what clients change: they take the reasoning out of the text, put it back,
+    and have white space of their own."""
+    if not reasoning and "</think>" in text:
+        reasoning, _, text = text.partition("</think>")
+        reasoning = reasoning.strip().removeprefix("<think>")
+    return " ".join(text.split()), " ".join(reasoning.split())
+
+
+def _arguments(text: str) -> str:
+    """Of a tool call: JSON of one form; a text that is none, or is nested beyond reading, without its outer white
+    space."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return canonical(json.loads(text, parse_float=_number)).decode()
+    except (ValueError, RecursionError):
         return text.strip()
+
+
+def _number(text: str) -> float:
+    """1.0 is 1, as JavaScript writes it."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def heads(start: bytes, keys: Iterable[bytes]) -> Iterator[bytes]:

@@ -48,7 +48,8 @@ class Lineage:
         beginnings = list(heads(asked.tools_key(), keys))
         longest = next((place for place in range(len(keys), 0, -1) if self._by_head.get(beginnings[place])), 0)
         if longest:
-            parent = min(self._by_head[beginnings[longest]], key=lambda call: call.children)
+            # Where several said the same, the choice does not depend on which was answered first.
+            parent = min(self._by_head[beginnings[longest]], key=lambda call: (call.children, call.content, call.again))
             added = wording.behind(asked.messages, longest - 1, asked.tools)
             if added is not None:
                 last = parent.token_ids[-1] if parent.token_ids else None

@@ -18,10 +18,10 @@ from swift_r1.inference.sessions.record import recorded
 from swift_r1.wire import sessions as wire
 from swift_r1.wire.protocol import FinishReason, HTTPError, completion_seed
 
-_BYTES_PER_TOKEN = 12  # an id and a log-prob
+_BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
 _BYTES_PER_MESSAGE = 300  # beside its text
 _BYTES_PER_CALL = 3000
-_OWED = 4096  # so many contents of calls without an answer are known
+_OWED = 256  # so many contents of calls without an answer are known
 
 
 class SessionState:
@@ -132,10 +132,12 @@ class SessionState:
         call.text, call.answer = text, answer
         self.used = self._clock()
         call.seconds = self.used - call.began
+        asked = call.asked
         if answer is not None:
             # With the whole conversation, since ids of tool calls count by their order in it.
-            call.keys.append(keys_of([*call.asked.messages, answer])[-1])
+            call.keys.append(keys_of([*asked.messages, answer])[-1])
             call.head = digest(call.head, call.keys[-1])
+        call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
         if (parent := call.parent) is not None and parent.asked.messages:
             # What it said is part of this call's messages.
             self.bytes -= parent.held
@@ -143,8 +145,6 @@ class SessionState:
         self.lineage.answered(call)
         self.kinds[call.kind] += 1
         self.tokens += len(token_ids)
-        asked = call.asked
-        call.held = len(canonical([asked.messages, asked.tools, asked.prompt, text, answer]))
         tokens = len(call.added) + len(call.token_ids)
         self.bytes += _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
 

@@ -84,10 +84,6 @@ class SessionStore:
         self._observe("deleted")
         return session
 
-    def key_of(self, name: str) -> str | None:
-        session = self._sessions.get(name)
-        return None if session is None else session.key
-
     def check_memory(self) -> None:
         """Raises HTTPError (503) where the records leave no room for more."""
         if self.bytes + _BYTES_PER_SESSION > self.most_bytes:
@@ -101,8 +97,8 @@ class SessionStore:
 
     def _expire(self) -> None:
         """A session at the front that runs moves to the end: its last call was used when it ended."""
-        for name in list(self._sessions):
-            session = self._sessions[name]
+        while self._sessions:
+            name, session = next(iter(self._sessions.items()))
             if self._clock() - session.used <= self.timeout:
                 return
             if session.running:
