@@ -23,6 +23,7 @@ import arithmetic
 from swift_r1.arguments.world import World
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
+# For tiny_model.py of examples/countdown_demo.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "countdown_demo"))
 _INSIDE = "SWIFT_R1_CALCULATOR_MODEL"  # set in the process that trains: its allocator must be there when Python starts
 
