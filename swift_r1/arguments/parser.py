@@ -149,8 +149,9 @@ def parse_arguments(
         entries = _load_config(argv[0], reading.faults).items()
         _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
     recorded = recorded or {}
+    known = {*reading.values, *reading.faulty, *recorded}
     for spec in flag_specs(cls).values():
-        if spec.info.required and spec.name not in {*reading.values, *reading.faulty, *recorded}:
+        if spec.info.required and known.isdisjoint((spec.name, spec.info.unless)):
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
     reading.values |= told or {}

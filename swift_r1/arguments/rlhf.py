@@ -38,6 +38,8 @@ class RlhfArguments(RlhfFlags):
             self.with_secrets(environ),
             critic_model=critic_model,
             chosen=tuple(chosen),
+            dataset=self.dataset or ["env"] * (self.env is not None),
+            agent=self.agent or self.env,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=self.reward_names,

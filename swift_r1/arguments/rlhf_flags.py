@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
-from swift_r1.arguments.agents import AgentArguments
 from swift_r1.arguments.algorithm import ChordArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.distillation import POLICY, DistillationArguments
+from swift_r1.arguments.environments import EnvironmentArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
@@ -37,7 +37,7 @@ class RlhfFlags(
     DistillationArguments,
     ChordArguments,
     PPOArguments,
-    AgentArguments,
+    EnvironmentArguments,
     GenerationArguments,
     DataArguments,
     BuiltinRewardArguments,

@@ -30,6 +30,7 @@ from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
+from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.agents import Agent, agents
@@ -55,6 +56,8 @@ def check_inputs(
     """
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
+    if args.env is not None:
+        register_environment(args.env, args.env_args)
     faults = [
         *reward_name_faults(args),
         *reward_model_faults(args),

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import (
     agent_faults,
@@ -30,6 +31,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
+from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
@@ -42,6 +44,8 @@ _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "data
 
 
 _OF_EPISODES = ("gym_reward", "agent_reward")
+_ENVIRONMENT_S = 120.0  # for an environment to load and play its episodes
+
 _KINDS = {
     "orms": "rewards",
     "rm_plugins": "reward model plugins",
@@ -84,6 +88,7 @@ class CheckReport:
     datasets: list[DatasetReport] = field(default_factory=list)
     rewards: list[RewardReport] = field(default_factory=list)
     tools: list[ToolReport] = field(default_factory=list)
+    environment: EnvironmentReport | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -110,6 +115,7 @@ class CheckReport:
                 for one in self.rewards
             ],
             "tools": [asdict(one) for one in self.tools],
+            "environment": None if self.environment is None else asdict(self.environment),
         }
 
 
@@ -119,6 +125,11 @@ def run_checks(args: CheckArguments) -> CheckReport:
     try:
         report.plugins = load_plugins(args.external_plugins)
         register_dataset_info(args.custom_dataset_info)
+        if args.env is not None:
+            report.environment = check_environment(args.env, args.env_args, args.num_rows, _ENVIRONMENT_S)
+            if report.environment.faults:
+                raise UsageError(*report.environment.faults)
+            register_environment(args.env, args.env_args)
         names = args.called_rewards
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]
@@ -150,7 +161,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if called and not report.faults:
             report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
-        if rows and names:
+        played = args.env is not None and set(names) <= set(_OF_EPISODES)  # the episodes show those
+        if rows and names and not played:
             report.faults += column_faults(args, columns_of(rows))
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
@@ -246,6 +258,8 @@ def show(report: CheckReport, console: Console) -> None:
         found = {word: getattr(plugin, kind) for kind, word in _KINDS.items()}
         text = "; ".join(f"{word} {', '.join(names)}" for word, names in found.items() if names)
         console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
+    if report.environment is not None:
+        show_environment(report.environment, console)
     for data in report.datasets:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
         columns = ", ".join(data.columns) or "none"

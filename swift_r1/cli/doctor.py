@@ -85,7 +85,9 @@ def versions() -> Finding:
     missing = [name for name in ("torch", "transformers", "datasets") if name not in found]
     text = ", ".join(f"{name} {number}" for name, number in found.items())
     if missing:
-        return Finding("versions", "broken", text, f"{', '.join(missing)} not installed: pip install swift-r1")
+        return Finding(
+            "versions", "broken", text, f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])"
+        )
     return Finding("versions", "ok", text)
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
@@ -29,12 +30,17 @@ COMMANDS = {
     "replay": "train on the completions of a recorded run again, with other flags",
     "sweep": "train at the points of a grid, with seeds, and compare them",
     "report": "write what runs did into one file, to send or to post",
+    "demo": "see a small model, made from scratch, learn in a few minutes",
     "init": "write a folder to start from: plugin, data and flags of a task",
+    "examples": "list recipes and plugins, and copy one into a folder",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
     "merge-lora": "make one model of adapters and the model under them",
     "doctor": "say what this machine and installation can do",
 }
+# The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).
+LOAD_MODELS = ("rlhf", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
+_OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
 MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
 MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 _HELP_FLAGS = ("-h", "--help", "help")
@@ -84,7 +90,14 @@ def _run(command: str, words: list[str]) -> int:
     if command in COMMANDS:
         module = importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}")
         if not {"-h", "--help"}.intersection(words):
-            return int(module.run(words))
+            if command in LOAD_MODELS and find_spec("torch") is None:
+                raise UsageError(_wanting("torch"))
+            try:
+                return int(module.run(words))
+            except ModuleNotFoundError as error:
+                if error.name not in _OF_EXTRAS:
+                    raise
+                raise UsageError(_wanting(error.name)) from error
         from swift_r1.cli.help import command_help
 
         print(command_help(*module.HELP))
@@ -92,6 +105,10 @@ def _run(command: str, words: list[str]) -> int:
     near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS], n=1)
     hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
     raise UsageError(f"there is no command {command!r}: {hint}")
+
+
+def _wanting(library: str) -> str:
+    return f"{library} is not installed: pip install 'swift-r1[cpu]', or 'swift-r1[gpu]' on a machine with NVIDIA GPUs"
 
 
 def _rlhf_type(words: Sequence[str]) -> str | None:

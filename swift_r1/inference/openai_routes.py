@@ -142,7 +142,9 @@ async def _chat(
 
     def asked(prompt: tuple[int, ...]) -> RolloutRequest:
         if len(prompt) >= longest:
-            raise LimitReached(400, f"the messages are {len(prompt)} tokens, the model takes {longest}")
+            raise LimitReached(  # in words of OpenAI, which agents look for
+                400, f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}"
+            )
         wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
         return body.request(prompt, wanted, prompts.turn_end, tag)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -254,10 +254,15 @@ def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
 def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
     (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
-    extend no earlier one. Nothing without an agent."""
+    extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
     about = [one.infos["agent"] for one in conversations if one.infos is not None and "agent" in one.infos]
     if not about:
         return {}
+    returned: dict[str, list[float]] = defaultdict(list)
+    for one in conversations:
+        for name, value in (one.infos or {}).items():
+            if isinstance(value, int | float) and name not in ("reward", "num_turns"):
+                returned[name].append(value)
     failed = Counter(one.failure.partition(":")[0] for one in conversations if one.failure is not None)
     kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
     return {
@@ -269,6 +274,7 @@ def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
         "agent/overruled": float(sum(one["overruled"] for one in about)),
         "agent/constrained": float(sum(one["constrained"] for one in about)),
         **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
+        **{f"agent/returned/{name}": sum(values) / len(values) for name, values in sorted(returned.items())},
     }
 
 

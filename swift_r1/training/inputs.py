@@ -13,6 +13,7 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.data.vocabulary import vocabulary_of
+from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
@@ -53,6 +54,8 @@ def open_inputs(context: Context) -> Inputs:
     args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
+    if args.env is not None:
+        register_environment(args.env, args.env_args)
     data = load_rows(args.data_flags, start.prepared)
     encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)

@@ -431,7 +431,9 @@ def open_agents(context: Context, ends: tuple[int, ...], model_length: int | Non
     gateway = AgentGateway(model)
     context.cleanup.callback(gateway.close)
     plugins, memory = list(args.external_plugins), args.reward_memory_limit
-    processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, memory, list(args.reward_env)))
+    env_args = args.env_args if args.env is not None else None
+    order = Order(plugins, args.agent, args.agent_words, memory, list(args.reward_env), env_args)
+    processes = AgentProcesses(order)
     context.cleanup.callback(lambda: gateway.call(processes.close()).result(_CLOSE_S))
     gateway.call(processes.start()).result()
     limits = AgentLimits(args.agent_timeout, args.max_turns, args.completion_length_limit_scope == "total")

@@ -57,3 +57,21 @@ def test_a_venv_without_its_configuration_is_made_again_and_not_installed_throug
     assert (tmp_path / ".venv" / "pyvenv.cfg").is_file()
     assert result.returncode == 2  # there is no torch 0, and no registry
     assert "failed at: 1/3 torch==0" in result.stderr
+
+
+def test_a_venv_of_another_folder_is_not_touched_through_a_link(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "here" / "scripts")
+    command = tmp_path / "other" / "bin" / "swift"
+    command.parent.mkdir(parents=True)
+    command.touch()
+    (tmp_path / "here" / ".venv").symlink_to(tmp_path / "other")
+    base = str(Path(sys.base_prefix) / "bin" / "python3.11")
+    done = subprocess.run(
+        ["bash", tmp_path / "here" / "scripts" / "install.sh"],
+        env={**os.environ, "PYTHON": base},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and ".venv is a link to" in done.stderr
+    assert command.exists()

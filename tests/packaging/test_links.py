@@ -39,7 +39,7 @@ def test_links(page: Path) -> None:
 @pytest.mark.parametrize("page", [*PAGES, *WORKFLOWS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_targets_of_make(page: Path) -> None:
     lines = re.findall(r"`make ([^`\n]*)`|^(?: {4}|.*- run: )make (.*)", page.read_text(), re.MULTILINE)
-    named = {re.split(r" [A-Z#-]", one or other)[0] for one, other in lines}
+    named = {re.split(r" [A-Z#&-]", one or other)[0] for one, other in lines}
     assert {word for words in named for word in words.split() if re.fullmatch("[a-z][a-z0-9-]*", word)} <= TARGETS
 
 

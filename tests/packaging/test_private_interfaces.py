@@ -222,7 +222,7 @@ def test_what_is_gone_is_named() -> None:
 
 def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
     assert {package for parts in RELIED_ON.values() for package, _, _ in parts} == {one.lower() for one in CAPPED}
-    for name in ("core.in", "cpu.in", "gpu.in"):
+    for name in ("core.in", "train.in", "cpu.in", "gpu.in"):
         for line in (ROOT / "requirements" / name).read_text().splitlines():
             if (text := line.split("#")[0].strip()) and (one := Requirement(text)).name in CAPPED:
                 assert any(part.operator == "<" for part in one.specifier), f"{name}: {one} has no upper bound"

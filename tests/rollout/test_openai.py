@@ -159,7 +159,11 @@ def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., st
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
         ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of: Extra inputs are not permitted"),
-        ({"messages": [{"role": "user", "content": "x" * 2000}]}, openai.BadRequestError, "the model takes 1024"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 2000}]},
+            openai.BadRequestError,
+            "maximum context length is 1024",
+        ),
         ({"stop": ""}, openai.BadRequestError, "stop"),
     ],
 )

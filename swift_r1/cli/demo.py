@@ -1,4 +1,4 @@
-"""The demo: a model made from scratch learns Countdown by GRPO or PPO. `make demo`, or `python run.py --help`.
+"""`swift demo`: a model made from scratch learns Countdown by GRPO or PPO.
 
 It makes and warm-starts the model, runs the same `swift rlhf` as everyone (with `--server` through `swift rollout` and
 ZeRO-3 on two processes), and shows what changed, read from the files that the run left.
@@ -6,32 +6,45 @@ ZeRO-3 on two processes), and shows what changed, read from the files that the r
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from swift_r1.arguments.demo import DemoArguments
+from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.world import World
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
-HERE = Path(__file__).resolve().parent
+_USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
+
+A model of 0.6 M parameters, made from scratch, learns Countdown: a warm start that teaches it the format, then GRPO or
+PPO, then what changed. A few minutes on two cores; nothing is downloaded."""
+_EXAMPLES = """
+swift demo
+swift demo --seed 1 --algorithm ppo
+swift demo --server
+"""
+HELP = (_USAGE, DemoArguments, _EXAMPLES)
+FILES = (Path(__file__).parents[1] / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")
 STEPS, SERVER_STEPS = 48, 48
 PPO_STEPS_A_ROUND = 2
 COMPLETIONS, GROUP = 512, 16
 SERVER_STOP_S = 40
-DATA = ("--external_plugins", str(HERE / "plugin.py"), "--dataset", "countdown_mini")
+DATA = ("--external_plugins", str(FILES / "plugin.py"), "--dataset", "countdown_mini")
 FLAGS = (
     *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
     *("--num_generations", str(GROUP), "--max_completion_length", "160", "--torch_dtype", "float32"),
@@ -48,30 +61,25 @@ OF_PPO = (
 )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="A model made from scratch learns Countdown by GRPO or PPO.")
-    parser.add_argument("--seed", type=int, default=0, help="of the model, the warm start and the run [0]")
-    parser.add_argument("--output_dir", type=Path, default=Path("output/countdown_demo"))
-    parser.add_argument("--server", action="store_true", help="rollouts from vLLM over HTTP, ZeRO-3 on two processes")
-    parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo", help="[grpo]")
-    parser.add_argument("--warm_start", type=Path, help="folder of a model that has been warm-started, to compare on")
-    parser.add_argument(
-        "--steps", type=int, help=f"optimizer steps [{STEPS} of GRPO, {PPO_STEPS_A_ROUND} x {STEPS} of PPO]"
-    )
-    parser.add_argument("--warm_start_steps", type=int, help="of the supervised phase [its default]")
-    args = parser.parse_args()
+def run(words: Sequence[str]) -> int:
+    """Runs the command; its exit code is that of the first part that fails. Raises UsageError: bad flags, or the
+    output folder cannot be written."""
+    args = parse_arguments(DemoArguments, words)
     console = Console()
-    folder = args.output_dir / time.strftime("%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
-    model = args.warm_start or folder / "warm_start"
+    folder = Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror or error}") from error
+    model = Path(args.warm_start or folder / "warm_start")
     added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
     environment = {**os.environ, **added}
 
     if args.warm_start is None:
         console.print("[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic")
-        words = [sys.executable, str(HERE / "warm_start.py"), "--output_dir", str(model), "--seed", str(args.seed)]
-        words += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
-        if code := subprocess.run(words, env=environment, check=False).returncode:
+        command = [sys.executable, str(FILES / "warm_start.py"), "--output_dir", str(model), "--seed", str(args.seed)]
+        command += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
+        if code := subprocess.run(command, env=environment, check=False).returncode:
             return code
 
     ppo, name = args.algorithm == "ppo", args.algorithm.upper()
@@ -99,16 +107,16 @@ def main() -> int:
         code = subprocess.run([*SWIFT, "rlhf", *flags], check=False).returncode
     if code:
         return code
-    (run,) = (path for path in folder.iterdir() if path not in before and path.is_dir())
+    (made,) = (path for path in folder.iterdir() if path not in before and path.is_dir())
 
     console.print("\n[bold]3. What changed[/bold]")
-    show(run, model, console, name)
-    return 0
+    show(made, model, console, name)
+    return EXIT_OK
 
 
 def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int) -> int:
     """`swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
-    port = free_port()
+    (port,) = free_ports(1, "127.0.0.1")
     with rollout_server(model, port, folder / "server.log"):
         console.print(f"swift rollout serves on port {port}; its log: {folder / 'server.log'}")
         words = [*SWIFT, "rlhf", *flags, "--deepspeed", "zero3", "--use_vllm", "true", "--vllm_mode", "server"]
@@ -170,7 +178,7 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
     )
 
 
-def improved_example(path: Path, first: int, last: int) -> tuple[dict, dict] | None:
+def improved_example(path: Path, first: int, last: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Completions of the same problem, wrong before and right after; None where there is no such problem."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     wrong = {row["prompt_id"]: row for row in rows if row["step"] == first and row["rewards/countdown"] < 1}
@@ -178,13 +186,3 @@ def improved_example(path: Path, first: int, last: int) -> tuple[dict, dict] | N
         if row["step"] == last and row["rewards/countdown"] >= 1 and row["prompt_id"] in wrong:
             return wrong[row["prompt_id"]], row
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

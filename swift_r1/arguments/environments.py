@@ -1,0 +1,37 @@
+"""Flags of environments that others have written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.arguments.agents import AgentArguments
+from swift_r1.arguments.fields import Scope, flag
+from swift_r1.errors import UsageError
+
+
+def _check(spec: str) -> None:
+    from swift_r1.environments.kinds import kind_faults
+
+    if faults := kind_faults(spec):
+        raise UsageError(*faults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentArguments(AgentArguments):
+    """Environments."""
+
+    env: str | None = flag(
+        None,
+        "play episodes of this environment, KIND:NAME, where KIND is gymnasium, openenv, trl or verifiers "
+        "(docs/environments.md); its own rows are the data set env, which --dataset is then by default",
+        check=_check,
+        instead_of=("agent", "agent_command"),
+    )
+    env_args: dict[str, Any] = flag(
+        {}, "the environment's own arguments", Scope(lambda args: args.env is not None, "without --env")
+    )
+
+    @property
+    def plays_agent(self) -> bool:
+        return self.env is not None or super().plays_agent

@@ -1,0 +1,124 @@
+"""`swift examples`: the recipes and plugins that come with the package, listed and copied."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.errors import EXIT_OK, UsageError
+
+_USAGE = """swift examples [copy NAME [FOLDER]]
+
+Lists the recipes and plugins that come with the package, or copies one, with the others that it uses, to
+FOLDER/examples and FOLDER/plugins (FOLDER: this one). A file that is there and is another is never overwritten.
+
+Examples:
+  swift examples
+  swift examples copy countdown
+  swift examples copy gsm8k_ppo my-recipes"""
+HELP = (_USAGE,)
+BUNDLED = Path(__file__).parents[1] / "bundled"  # in a checkout links to its examples/ and plugins/
+_NAMED = re.compile(r"\b(?:examples|plugins)/\w+(?:\.py)?")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A folder or a Python file; `place` is `examples/gsm8k_ppo` or `plugins/countdown.py`, as commands name it."""
+
+    place: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.place).stem
+
+    @property
+    def files(self) -> list[str]:
+        """The places of its files."""
+        top = BUNDLED / self.place
+        found = sorted(top.rglob("*")) if top.is_dir() else [top]
+        kept = (one for one in found if one.is_file() and one.suffix != ".pyc")
+        return [one.relative_to(BUNDLED).as_posix() for one in kept]
+
+    @property
+    def line(self) -> str:
+        """What it is: the heading of its README.md, else the first sentence of its Python file."""
+        readme = BUNDLED / self.place / "README.md"
+        if readme.is_file():
+            return readme.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        (file,) = (one for one in self.files if one.endswith(".py"))
+        said = ast.get_docstring(ast.parse((BUNDLED / file).read_text(encoding="utf-8"))) or ""
+        return re.split(r"(?<=\.)\s", " ".join(said.split("\n\n")[0].split()))[0].removesuffix(".")
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command. Raises UsageError: no such example, another file is there, or FOLDER cannot be written."""
+    known = {one.name: one for one in all_examples()}
+    match list(words):
+        case []:
+            for top in ("examples", "plugins"):
+                print(f"{top}:")
+                for one in known.values():
+                    if one.place.startswith(top):
+                        print(f"  {one.name:<24}{one.line}")
+            print("\n`swift examples copy NAME [FOLDER]` copies one with all that it uses.")
+        case ["copy", name, *rest] if len(rest) <= 1:
+            wanted = Path(name.rstrip("/")).stem
+            if wanted not in known:
+                near = difflib.get_close_matches(wanted, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "`swift examples` lists them"
+                raise UsageError(f"there is no example {name!r}: {hint}")
+            folder = Path(*rest)
+            for place in copy(known[wanted], folder):
+                print(folder / place)
+            print(f"its commands are for {shlex.quote(str(folder.resolve()))}")
+        case other:
+            raise UsageError(f"swift examples [copy NAME [FOLDER]], not: swift examples {shlex.join(other)}")
+    return EXIT_OK
+
+
+def all_examples() -> Iterator[Example]:
+    """Recipes, then plugins, by name."""
+    for folder in ("examples", "plugins"):
+        for path in sorted((BUNDLED / folder).iterdir()):
+            if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__"):
+                yield Example(f"{folder}/{path.name}")
+
+
+def with_all_it_uses(example: Example) -> list[Example]:
+    """The example and those that its files name, and so on."""
+    known, found = {one.place: one for one in all_examples()}, [example]
+    for one in found:
+        for file in one.files:
+            for place in _NAMED.findall((BUNDLED / file).read_text(encoding="utf-8")):
+                if place in known and known[place] not in found:
+                    found.append(known[place])
+    return found
+
+
+def copy(example: Example, folder: Path) -> list[str]:
+    """Copies the example with all that it uses; returns the places of its files in `folder`.
+
+    Raises UsageError, before anything is written, where another file is in one of these places; and where the folder
+    cannot be written.
+    """
+    places = [file for one in with_all_it_uses(example) for file in one.files]
+    try:
+        there = [place for place in places if (folder / place).exists() and not _same(folder / place, BUNDLED / place)]
+        if there:
+            raise UsageError(f"{folder} holds other files already: {', '.join(there)}: name another folder")
+        for place in places:
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(BUNDLED / place, folder / place)  # with its permissions
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return places
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()

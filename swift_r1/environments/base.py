@@ -1,0 +1,84 @@
+"""What all kinds of environments share: their names, their rows, and how one episode of a row is played."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from swift_r1.environments.kinds import KINDS, kind_faults, package_faults
+from swift_r1.errors import UsageError
+from swift_r1.plugins.agents import Agent, AgentResult
+
+ENV_ROW = "env_row"
+"""The column of an environment's own rows with everything that it wants to know of one."""
+ENDLESS_ROWS = 1000
+"""Rows of an environment without a data set, which makes an episode from a number, where `#N` does not say."""
+
+Row = dict[str, Any]
+Script = Callable[[random.Random], str]
+"""What `swift check` answers in the model's place, where it calls no tool."""
+
+
+class EnvironmentAgent(Agent):
+    """One environment with its arguments. The class is made by `adapter`; an object of it plays one episode."""
+
+    name: ClassVar[str]
+    args: ClassVar[Mapping[str, Any]]
+
+    @classmethod
+    def prepare(cls) -> object:
+        """Imports what episodes need, in the process that theirs are forked from. Raises UsageError."""
+
+    @classmethod
+    @abstractmethod
+    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
+        """The environment's own rows: `messages`, and `ENV_ROW` (JSON) with what `play` needs. `split` is train or
+        eval; `count` and `seed` matter to environments without a data set. Raises UsageError for bad names and
+        arguments."""
+
+    @abstractmethod
+    async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
+        """`Agent.run`. `own` is the row as the environment knows it."""
+
+    async def run(self, client: Any, row: Row) -> AgentResult:
+        seed_episode(str(row.get("prompt_id", "")))
+        return await self.play(client, row, own_columns(row))
+
+    @classmethod
+    def scripts(cls, own: Row) -> dict[str, Script]:
+        """Answers to try in `swift check`, by what they are."""
+        return {"made up": lambda chance: "I do not know."}
+
+
+def own_columns(row: Row) -> Row:
+    """Of a row of `rows` what the environment gave; of another row its columns."""
+    found: Row | None = row.get(ENV_ROW)
+    if found is not None:
+        return dict(found)
+    ours = ("messages", "dataset", "prompt_id", "episode_id", "episode_seed")
+    return {name: value for name, value in row.items() if name not in ours}
+
+
+def seed_episode(text: str) -> None:
+    """Environments that draw from Python's or numpy's global generators begin all episodes of a group alike."""
+    random.seed(text)
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        np.random.seed(random.Random(text).getrandbits(32))
+
+
+def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:
+    """The agent of `--env` with `--env_args`. Imports the adapter of its kind, and not the environment yet.
+
+    Raises UsageError for another kind, no name, or a package that is not installed.
+    """
+    if faults := kind_faults(spec) or package_faults(spec):
+        raise UsageError(*faults)
+    kind, _, name = spec.partition(":")
+    base = getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].adapter)
+    return type(base.__name__, (base,), {"name": name, "args": dict(args), "__module__": base.__module__})

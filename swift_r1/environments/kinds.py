@@ -1,0 +1,46 @@
+"""The kinds of environments, and what is wrong with `--env` as far as that shows without loading anything."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of environments. `package` is what must be installed, by the extra of the kind's name."""
+
+    module: str
+    adapter: str
+    package: str | None
+    example: str
+
+
+_HERE = "swift_r1.environments"
+KINDS: Mapping[str, Kind] = {
+    "gymnasium": Kind(f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1"),
+    "openenv": Kind(f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001"),
+    "trl": Kind(f"{_HERE}.trl", "TrlAgent", None, "trl:script.py or trl:module:Class"),
+    "verifiers": Kind(f"{_HERE}.verifiers", "VerifiersAgent", "verifiers", "verifiers:reverse-text"),
+}
+
+
+def kind_faults(spec: str) -> list[str]:
+    """What is wrong with `KIND:NAME` as it is written."""
+    kind, _, name = spec.partition(":")
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        return [f"--env {spec}: {kind!r} is no kind of environment; {hint}"]
+    return [] if name else [f"--env {spec}: write KIND:NAME, for example {KINDS[kind].example}"]
+
+
+def package_faults(spec: str) -> list[str]:
+    """Whether the package of its kind is missing."""
+    kind = spec.partition(":")[0]
+    package = KINDS[kind].package
+    if package is None or importlib.util.find_spec(package) is not None:
+        return []
+    return [f"--env {spec} needs the package {package}: pip install 'swift-r1[{kind}]'"]

@@ -1,0 +1,129 @@
+"""`examples/calculator_agent`: its problems, its model's words, and two steps of the runs of its script."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_r1.arguments import parse_arguments
+from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.run import run_checks
+from tests.conftest import REPO
+
+EXAMPLE = REPO / "examples" / "calculator_agent"
+sys.path += [str(EXAMPLE), str(REPO / "examples" / "countdown_demo")]
+
+import arithmetic  # noqa: E402
+import calculator_model  # noqa: E402
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {}}}},
+}
+
+
+def drawn(split: str, count: int, seed: int = 0) -> list[arithmetic.Problem]:
+    return list(islice(arithmetic.problems(split, random.Random(seed)), count))
+
+
+def test_no_held_out_product_is_in_training() -> None:
+    training, held_out = ({tuple(sorted((p.left, p.right))) for p in drawn(one, 5000)} for one in ("train", "eval"))
+    assert len(training) > 2000 and len(held_out) > 300 and not training & held_out
+    for problem in drawn("eval", 100):
+        assert problem.answer == problem.left * problem.right + int(f"{problem.way}{problem.other}")
+
+
+def test_what_the_model_is_taught_is_not_how_to_solve() -> None:
+    """Of the drawn traces few end right, none of them without calls; all of what is copied is there to be copied."""
+    rng, right = random.Random(0), 0
+    for problem in drawn("train", 3000):
+        expressions, answer = arithmetic.write_trace(problem, rng)
+        right += answer == str(problem.answer)
+        assert expressions or answer != str(problem.answer)
+        answers = [str(arithmetic.calculated(one)) for one in expressions]
+        known = {str(problem.left), str(problem.right), str(problem.other), *answers}
+        assert answer in known
+    assert 0.02 < right / 3000 < 0.07
+
+
+@pytest.mark.parametrize("expression", ["1+2+3", "12", "", "2**9", "__import__('os')", "9" * 13 + "*2", "3*-4", "1/2"])
+def test_the_calculator_takes_two_numbers_alone(expression: str) -> None:
+    assert arithmetic.calculated("-37 * 58") == -2146
+    with pytest.raises(ValueError, match="give two whole numbers"):
+        arithmetic.calculated(expression)
+
+
+def test_traces_are_what_the_chat_template_renders() -> None:
+    tokenizer = calculator_model.make_tokenizer()
+    for number, problem in enumerate(drawn("train", 30)):
+        expressions, answer = arithmetic.write_trace(problem, random.Random(number))
+        pieces = list(calculator_model.turns(problem, random.Random(number), tokenizer.eos_token))
+        messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
+        for one in expressions:
+            call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": one}}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            messages.append({"role": "tool", "name": "calculate", "content": str(arithmetic.calculated(one))})
+        messages.append({"role": "assistant", "content": answer})
+        text = "".join(text for text, _ in pieces)
+        assert tokenizer.apply_chat_template(messages, [TOOL], tokenize=False) == text + tokenizer.eos_token
+        apart = [token for text, _ in pieces for token in tokenizer(text)["input_ids"]]
+        assert tokenizer(text)["input_ids"] == apart and tokenizer.unk_token_id not in apart
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "calculator"
+    calculator_model.make(folder, seed=0, steps=3)
+    return folder
+
+
+def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
+    """The flags with which the script runs `swift rlhf`, as words."""
+    recorder = tmp_path / "bin" / "swift"
+    recorder.parent.mkdir()
+    recorder.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    recorder.chmod(0o755)
+    environ = os.environ | {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "WAY": way, "MODEL": str(tmp_path)}
+    done = subprocess.run([EXAMPLE / script], env=environ, capture_output=True, text=True, timeout=60, check=True)
+    (words,) = (words for line in done.stdout.splitlines() if (words := json.loads(line))[0] == "rlhf")
+    return words[1:]
+
+
+@pytest.mark.parametrize(
+    ("script", "way"), [("run.sh", "tools"), ("run.sh", "agent"), ("run.sh", "command"), ("smollm2.sh", "")]
+)
+def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPO)
+    args = parse_arguments(CheckArguments, words_of(script, way, tmp_path), {})
+    report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
+    assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
+    assert all(one.rows == 2 for one in report.datasets) and report.rewards
+
+
+@pytest.mark.parametrize("way", ["tools", "agent"])
+def test_two_steps(rlhf: Callable[..., Any], model: Path, way: str, tmp_path: Path) -> None:
+    flags: dict[str, Any] = {"reward_funcs": []}  # that of the fixture; an agent has its own
+    for word in words_of("run.sh", way, tmp_path):
+        if word.startswith("--"):
+            values = flags[word.removeprefix("--")] = []
+        else:
+            values.append(word)
+    del flags["model"], flags["output_dir"]
+    flags["external_plugins"] = [str(REPO / one) for one in flags["external_plugins"]]
+    sizes = {"max_steps": 2, "eval_steps": 2, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
+    run = rlhf(model, **flags | sizes | {"num_generations": 8, "eval_limit": 2, "max_completion_length": 10})
+    assert run.code == 0 and len(run.steps) == 2
+    rows = run.lines("eval_completions.jsonl")
+    assert {row["step"] for row in rows} == {0, 2}
+    assert all(row["prompt"].endswith(f"{row['problem']}\n") for row in rows)
+    assert {row["reward"] for row in rows} <= {0.0, 1.0} and all("failure" not in row for row in rows)

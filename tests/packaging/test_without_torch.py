@@ -1,0 +1,62 @@
+"""What `pip install swift-r1` gives without the extra `cpu` or `gpu`: everything that loads no model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swift_r1.cli.main import LOAD_MODELS
+from swift_r1.errors import EXIT_OK, EXIT_USAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT = """
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+missing = {"torch", "transformers", "accelerate", "peft", "deepspeed", "vllm"}
+PathFinder.find_spec = lambda name, *rest: None if name in missing else found(name, *rest)
+"""
+PLUGIN = (
+    "--external_plugins",
+    "plugins/countdown.py",
+    "--dataset",
+    "countdown",
+    "--reward_funcs",
+    "external_countdown",
+)
+
+
+def swift(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)  # for the processes of rewards too
+    return subprocess.run(
+        [sys.executable, "-m", "swift_r1", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
+    for words in (("examples", "copy", "countdown"), ("init", "new", "--task", "maths"), ("check", *PLUGIN)):
+        done = swift(tmp_path, *words)
+        assert done.returncode == EXIT_OK, done.stderr
+    assert "all good" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [*((name,) for name in LOAD_MODELS), ("check", *PLUGIN, "--model", ".")], ids=" ".join
+)
+def test_what_loads_models_says_what_to_install(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "plugins").symlink_to(ROOT / "plugins")
+    (tmp_path / "config.json").write_text("{}")
+    done = swift(tmp_path, *words)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert "is not installed: pip install 'swift-r1[cpu]'" in done.stderr and done.stderr.count("\n") == 1
