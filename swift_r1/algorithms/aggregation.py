@@ -36,14 +36,15 @@ def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
     return (per_token * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
-    """Scalar: the sum that `loss_normalizer` divides. Arguments as for `token_means`."""
+def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
+    """Scalar: the sum that `loss_normalizer` divides. Arguments as for `token_means` and `loss_normalizer`."""
     if config.loss_type in MEAN_OF_COMPLETIONS:
-        return token_means(per_token, mask).sum()
+        means = token_means(per_token, mask)
+        return (means if shares is None else means * shares).sum()
     return (per_token * mask).sum()
 
 
-def loss_normalizer(mask: Tensor, config: LossConfig) -> Tensor:
+def loss_normalizer(mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
     """What this part of an optimizer step adds to the step's denominator.
 
     Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
@@ -54,15 +55,16 @@ def loss_normalizer(mask: Tensor, config: LossConfig) -> Tensor:
 
     Args:
         mask: `[B, T]`, 1 on trained tokens.
+        shares: `[B]`, which part of its completion's tokens a row has, so that `N` counts completions; None: all.
 
     Returns:
         float64 scalar, exact up to 2**53.
     """
-    completions = mask.shape[0]
+    completions = torch.ones_like(mask[:, 0], dtype=torch.float64) if shares is None else shares.double()
     if config.loss_type in MEAN_OF_COMPLETIONS:
-        return torch.tensor(completions, dtype=torch.float64, device=mask.device)
+        return completions.sum()
     if config.loss_type == "dr_grpo":
-        return torch.tensor(completions * config.max_completion_length, dtype=torch.float64, device=mask.device)
+        return completions.sum() * config.max_completion_length
     return (mask != 0).sum().double()
 
 

@@ -62,6 +62,7 @@ def policy_loss(
     entropies: Tensor | None = None,
     teacher_kl: Tensor | None = None,
     teacher_logps: Tensor | None = None,
+    shares: Tensor | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
@@ -73,7 +74,7 @@ def policy_loss(
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
-        logps: `[B, T]`, one completion a row: log-probs of its tokens under the policy.
+        logps: `[B, T]`, a row for each completion or part of one: log-probs of its tokens under the policy.
         old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
             is now); the ratio is to it.
         advantages: `[B]`, or `[B, T]` for one per token.
@@ -84,6 +85,7 @@ def policy_loss(
         entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
         teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
+        shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
         entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
@@ -171,8 +173,8 @@ def policy_loss(
         metrics |= masked_metric("teacher_kl", kl.detach(), weight)
         per_token = per_token + config.teacher_kl_coef * kl
 
-    numerator = loss_numerator(per_token, weight, config)
-    loss = divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer)
+    numerator = loss_numerator(per_token, weight, config, shares)
+    loss = divide(numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer)
     clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
     return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 

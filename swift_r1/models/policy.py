@@ -67,7 +67,8 @@ class MicroBatch:
     # `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none (`--overlong_filter`)
     trained: Tensor
     rollout_logps: Tensor  # `[B, T]` float32, the engine's log-probs
-    samples: Tensor  # `[B]` int64 on the CPU, which completions of the round these are
+    samples: Tensor  # `[B]` int64 on the CPU, which rows of the round these are
+    shares: Tensor  # `[B]` float32, which part of its completion's trained tokens a row has
     # old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
     # needs them
     old_logps: Tensor | None = None

@@ -46,6 +46,14 @@ class RoundBatch:
         """Sums over the rows of each completion, `[N]` of `[R]`."""
         return torch.zeros(len(self), dtype=of_rows.dtype).index_add_(0, self.owners, of_rows)
 
+    def shares(self) -> Tensor:
+        """float32 `[R]`: the part of its completion's trained tokens that a row has; those of a completion add up to 1."""
+        if len(self.owners) == len(self):
+            return torch.ones(len(self))
+        trained, one = self.token_mask().sum(1).float(), torch.ones(len(self.owners))
+        whole, rows = self.of_completions(trained)[self.owners], self.of_completions(one)[self.owners]
+        return torch.where(whole > 0, trained / whole, 1 / rows)
+
     def padded(self, of_tokens: Tensor) -> Tensor:
         """`[R, longest]` of `[sum of completion lengths]`, 0 behind the end of a row."""
         filled = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
@@ -202,6 +210,7 @@ def collate(
         trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(device),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
+        shares=batch.shares()[samples].to(device),
     )
 
 

@@ -233,7 +233,7 @@ def train_step(
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
         padding that went through the model).
     """
-    normalizer = torch.stack([loss_normalizer(micro.trained, config) for micro in batches]).sum().cpu()
+    normalizer = torch.stack([loss_normalizer(micro.trained, config, micro.shares) for micro in batches]).sum().cpu()
     computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
     # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
@@ -271,6 +271,7 @@ def train_step(
             entropies=micro.old_entropies if filtered else entropies,
             teacher_kl=teacher_kl,
             teacher_logps=micro.teacher_logps,
+            shares=micro.shares,
             normalizer=normalizer,
             entropy_threshold=threshold,
         )

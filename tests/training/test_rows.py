@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from swift_r1.algorithms import LossConfig, loss_normalizer, policy_loss
+from swift_r1.algorithms.losses import LossType
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.batching import Batching, round_batch, split_step
 from swift_r1.training.micro_batches import Form
@@ -47,3 +50,26 @@ def test_every_row_is_trained_once_whatever_the_cut():
                 for sample in micro.samples.tolist()
             ]
             assert sorted(found) == sorted(list(range(7)) * 3)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "bnpo"])
+def test_a_completion_weighs_the_same_in_one_row_or_in_several(loss_type: LossType) -> None:
+    """The loss of completions that were cut into rows is that of whole ones, whatever the micro-batches."""
+    one, generator = batch(), torch.Generator().manual_seed(0)
+    logps = one.padded(torch.randn(int(one.completion_lengths.sum()), generator=generator))
+    advantages, config = torch.randn(4, generator=generator), LossConfig(loss_type=loss_type, max_completion_length=9)
+    whole_logps = torch.zeros(4, 6)
+    whole_mask = torch.zeros(4, 6, dtype=torch.bool)
+    for owner in range(4):
+        tokens = torch.cat([logps[row, : one.completion_lengths[row]] for row in range(7) if OWNERS[row] == owner])
+        whole_logps[owner, : len(tokens)], whole_mask[owner, : len(tokens)] = tokens, True
+    expected = policy_loss(whole_logps, whole_logps - 0.1, advantages, whole_mask, config).loss
+    for budget in (4, 100):
+        batches = split_step(one, range(4), Batching(Form(), 1, 2, budget), ALONE)
+        normalizer = torch.stack([loss_normalizer(micro.trained, config, micro.shares) for micro in batches]).sum()
+        found = []
+        for micro in batches:
+            own = logps[micro.samples, : micro.mask.shape[1]]
+            of_rows, more = advantages[one.owners[micro.samples]], {"shares": micro.shares, "normalizer": normalizer}
+            found.append(policy_loss(own, own - 0.1, of_rows, micro.trained, config, **more).loss)
+        torch.testing.assert_close(torch.stack(found).sum(), expected)
