@@ -47,7 +47,7 @@ class RoundBatch:
         return torch.zeros(len(self), dtype=of_rows.dtype).index_add_(0, self.owners, of_rows)
 
     def shares(self) -> Tensor:
-        """float32 `[R]`: the part of its completion's trained tokens that a row has; those of a completion add up to 1."""
+        """float32 `[R]`: the part of its completion's trained tokens that a row has, together 1."""
         if len(self.owners) == len(self):
             return torch.ones(len(self))
         trained, one = self.token_mask().sum(1).float(), torch.ones(len(self.owners))

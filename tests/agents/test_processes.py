@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import threading
 from collections.abc import Callable, Sequence
@@ -63,12 +64,14 @@ def test_a_script_that_the_system_cannot_run(tmp_path: Path, text: str, why: str
     assert "its first line (#!) must name a program" in found.stderr.splitlines()[-1]
 
 
-def test_more_episodes_than_a_process_has_files_for() -> None:
+def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
     """Of the parent the limit is raised, of an episode it is what it was."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.mkfifo(gate := tmp_path / "gate")
+    program = ["sh", "-c", f"ulimit -n; touch {tmp_path}/here-$$; read line < {gate}; exit 0"]
 
     async def run() -> list[Ended]:
-        processes = AgentProcesses(Order([str(PLUGIN)], None, ["sh", "-c", "ulimit -n; sleep 2"], 1.0, ()))
+        processes = AgentProcesses(Order([str(PLUGIN)], None, program, 1.0, ()))
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
         try:
             await processes.start()
@@ -76,11 +79,13 @@ def test_more_episodes_than_a_process_has_files_for() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         try:
             begun = [await processes.begin({}, {}) for _ in range(30)]
+            await asyncio.to_thread(until, lambda: len(list(tmp_path.glob("here-*"))) == 30)
+            await asyncio.to_thread(gate.write_text, "")
             return await asyncio.gather(*(ended for _, ended in begun))
         finally:
             await processes.close()
 
-    assert {(one.raised, one.stdout) for one in asyncio.run(run())} == {(None, "64\n")}
+    assert {(one.code, one.raised, one.stdout) for one in asyncio.run(run())} == {(0, None, "64\n")}
 
 
 def test_the_gateway_is_reached_without_the_proxy_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
