@@ -9,7 +9,7 @@ swift rollout --model "$MODEL" --port "$PORT" --max_model_len 512 --vllm_engine_
 trap 'kill %1 2>/dev/null || true; wait' EXIT
 
 swift rlhf --rlhf_type grpo --model "$MODEL" --torch_dtype bfloat16 --seed "$SEED" \
-  --external_plugins examples/calculator_agent/smollm2_plugin.py --dataset sums \
+  --external_plugins examples/calculator_agent/{plugin,smollm2_plugin}.py --dataset sums \
   --reward_funcs right_call any_call --reward_weights 1 0.2 \
   --tools calculate --prompt_template examples/calculator_agent/smollm2.jinja --max_turns 2 \
   --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port "$PORT" \

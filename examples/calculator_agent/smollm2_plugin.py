@@ -2,7 +2,7 @@
 
 import random
 
-from plugin import calculate  # the file beside this one, which registers the tool
+import arithmetic  # the file beside this one
 from swift.dataset import DatasetMeta, RowPreprocessor, register_dataset
 from swift.rewards import ORM, orms
 
@@ -21,7 +21,12 @@ def load_sums(split="train", count=None, seed=42):
     for _ in range((count or ROWS) if split == "train" else HELD_OUT):
         left, right = rng.choice(pairs)
         operator = rng.choice(list(WORDS))
-        yield {"left": left, "operator": operator, "right": right, "total": str(calculate(f"{left}{operator}{right}"))}
+        yield {
+            "left": left,
+            "operator": operator,
+            "right": right,
+            "total": str(arithmetic.calculated(f"{left}{operator}{right}")),
+        }
 
 
 class SumPreprocessor(RowPreprocessor):
@@ -45,7 +50,7 @@ class AnyCall(ORM):
     """1 for a call that can be read, whatever it says."""
 
     def __call__(self, completions, tool_calls, **kwargs):
-        return [float(len(calls) > 0) for calls in tool_calls]
+        return [float(any(call["outcome"] != "unread" for call in calls)) for calls in tool_calls]
 
 
 register_dataset(DatasetMeta(dataset_name="sums", loader=load_sums, preprocess_func=SumPreprocessor()))

@@ -19,7 +19,7 @@ from swift_r1.training.grpo import changed_share, weight_sample
 def conversation(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
     asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()))
     return SimpleNamespace(
-        request_id=request_id, prompt=asked, text=text, completion=SimpleNamespace(token_ids=tuple(ids))
+        request_id=request_id, prompt=asked, text=text, completions=[SimpleNamespace(token_ids=tuple(ids))]
     )
 
 

@@ -180,7 +180,7 @@ def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> No
             "--multi_turn_scheduler does not go with --agent",
         ),
         ({"agent": "counts", "num_generations": 1}, "--num_generations 1 makes every advantage 0"),
-        ({"agent_timeout": 3}, "--agent_timeout has no effect without --agent or --agent_command"),
+        ({"agent_timeout": 3}, "--agent_timeout has no effect without --agent, --agent_command or --env"),
     ],
 )
 def test_what_cannot_work_is_said_at_the_start(train: Callable[..., Any], flags: dict[str, Any], fault: str) -> None:
