@@ -91,7 +91,9 @@ def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
     """The flags with which the script runs `swift rlhf`, as words."""
     recorder = tmp_path / "bin" / "swift"
     recorder.parent.mkdir()
-    recorder.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    # One write each: a server and a trainer start beside each other.
+    write = "os.write(1, (json.dumps(sys.argv[1:]) + '\\n').encode())"
+    recorder.write_text(f"#!{sys.executable}\nimport json, os, sys\n{write}\n")
     recorder.chmod(0o755)
     environ = os.environ | {"PATH": f"{recorder.parent}:{os.environ['PATH']}", "WAY": way, "MODEL": str(tmp_path)}
     done = subprocess.run([EXAMPLE / script], env=environ, capture_output=True, text=True, timeout=60, check=True)
