@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SmolLM2-135M, which knows no tools, learns the form of a call on a CPU, through `swift rollout` (vLLM).
+# Rewards SmolLM2-135M, which knows no tools, for calls of the right form, on a CPU, through `swift rollout` (vLLM).
 #   make smollm2; SEED=0 examples/calculator_agent/smollm2.sh [more flags of swift rlhf]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
