@@ -54,6 +54,7 @@ from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import open_teacher
+from swift_r1.training.turns import open_tools, open_turns
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
@@ -154,9 +155,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
-    tool_kit = setup.open_tools(context, ends)
+    tool_kit = open_tools(context, ends)
     how = (context, ends, rollouts.max_model_length, tool_kit, backend.vocab_size)
-    make_turns = setup.open_turns(*how)
+    make_turns = open_turns(*how)
     sampling = SamplingParams(
         max_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -210,7 +211,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         rounds = RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = make_turns if args.plays_agent else setup.open_turns(*how)  # a stage is one round's
+        more_turns = make_turns if args.plays_agent else open_turns(*how)  # a stage is one round's
         rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None

@@ -1,0 +1,121 @@
+"""Opens what leads conversations with the model: one turn, a scheduler of several with its tools, or an agent."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from functools import partial
+from typing import Any
+
+from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.episodes.gateway import AgentGateway, AgentModel
+from swift_r1.episodes.parent import Order
+from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.episodes.processes import AgentProcesses
+from swift_r1.errors import UsageError
+from swift_r1.inference.engines.base import PromptTokenizer
+from swift_r1.inference.tool_calls import ToolCalls
+from swift_r1.plugins import load_plugins
+from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import EmbeddedRollouts, Generator
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage, Turns
+from swift_r1.sampling.prefetch import MakeTurns, PrefetchRollouts
+from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.turn_engine import Limits, TurnEngine
+from swift_r1.tool_use.parsing import ToolCallParser, chosen_parser
+from swift_r1.tool_use.scheduler import ToolKit, check_tool_answers
+from swift_r1.training.setup import Context
+
+logger = logging.getLogger("swift_r1.training")
+
+_CLOSE_S = 30.0  # for episodes to be killed
+
+
+def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
+    """What reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known or can
+    be used, the chat template has no place for tools, or workers lack some."""
+    args, tokenizer = context.args, context.tokenizer
+    if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
+        return None
+    from swift_r1.tool_use.pool import ToolLimits, ToolPool
+
+    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+    check_tool_answers(encoder)
+    name, why = chosen_parser(args.tool_call_parser, encoder.template)
+    if name is None:
+        raise UsageError(f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model")
+    logger.info("tool calls are read by vLLM's parser %s (%s)", name, why)
+    limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
+    pool = ToolPool(args, limits, partial(load_plugins, args.external_plugins))
+    context.cleanup.enter_context(pool)
+    parser = ToolCallParser(name, tokenizer)
+    pool.wait_ready(args.tools)
+    return ToolKit(parser, pool, ends)
+
+
+def open_turns(
+    context: Context, ends: tuple[int, ...], model_length: int | None, tool_kit: ToolKit | None, vocab_size: int
+) -> MakeTurns:
+    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0, or episodes of an
+    agent."""
+    args, tokenizer = context.args, context.tokenizer
+    if args.plays_agent and context.start.replay is None:
+        runner = open_agents(context, ends, model_length, vocab_size) if context.ranks.is_rank0 else None
+
+        def play(generator: Generator, ranks: Ranks) -> Turns:
+            episodes = None if runner is None else Episodes(runner)
+            if isinstance(generator, EmbeddedRollouts):
+                return MultiTurn(generator, ranks, episodes)
+            assert isinstance(generator, ServerRollouts | PrefetchRollouts)
+            return ServedEpisodes(generator, episodes)
+
+        return play
+    if args.multi_turn_scheduler is None or context.start.replay is not None:
+        return lambda generator, _ranks: OneTurn(
+            generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        )
+    name, stage = args.multi_turn_scheduler, None
+    more: dict[str, Any] = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
+    if tool_kit is not None:
+        more["kit"] = tool_kit
+
+    def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
+        made: RolloutScheduler = multi_turns[name](
+            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **more
+        )
+        return made
+
+    if context.ranks.is_rank0:
+        limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
+        encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+        last_message_only = args.loss_scale == "last_round"
+        how = (make_scheduler, encoder, ends, limits, last_message_only)
+        stage = Stage(name, args.multi_turn_timeout, *how, tool_kit.pool.worked if tool_kit else lambda: 0.0)
+        context.cleanup.callback(stage.close)
+    return lambda generator, ranks: MultiTurn(generator, ranks, stage)
+
+
+def open_agents(context: Context, ends: tuple[int, ...], model_length: int | None, vocab_size: int) -> AgentRunner:
+    """What runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
+    args, wording = context.args, Wording.of(context.args)
+    prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
+    if wording.enable_thinking is not None and isinstance(prompts.tokenizer.chat_template, str):
+        prompts.tokenizer = copy.copy(prompts.tokenizer)  # requests of agents do not say it
+        said = f"{{%- set enable_thinking = {str(wording.enable_thinking).lower()} %}}"
+        prompts.tokenizer.chat_template = said + prompts.tokenizer.chat_template
+    tool_calls = ToolCalls(args.tool_call_parser, prompts.tokenizer)
+    logger.info("%s", tool_calls.said())
+    longest = model_length or sys.maxsize
+    model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words), bool(args.use_vllm))
+    gateway = AgentGateway(model)
+    context.cleanup.callback(gateway.close)
+    plugins, memory = list(args.external_plugins), args.reward_memory_limit
+    env_args = args.env_args if args.env is not None else None
+    order = Order(plugins, args.agent, args.agent_words, memory, list(args.reward_env), env_args)
+    processes = AgentProcesses(order)
+    context.cleanup.callback(lambda: gateway.call(processes.close()).result(_CLOSE_S))
+    gateway.call(processes.start()).result()
+    limits = AgentLimits(args.agent_timeout, args.max_turns, args.completion_length_limit_scope == "total")
+    return AgentRunner(gateway, processes, limits, args.agent_concurrency)
