@@ -131,9 +131,10 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
         share_from,
         takes_packed_rows(backend.model),
         args.overlong_filter,
-        # With a critic, a KL, a teacher or the baseline of the whole batch they teach all the same.
+        # With a critic, a KL, a teacher, rewards of turns or the baseline of the whole batch they teach all the same.
         silent_apart=critic is None
         and not args.beta
         and args.teaches_by is None
+        and args.advantage_per != "turn"
         and args.advantage_estimator != "reinforce_plus_plus",
     )
