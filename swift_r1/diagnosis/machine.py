@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 
 from swift_r1.diagnosis.past import Past, Sign, detector
 
 WARM_UP = 8  # rounds, in which memory may still grow
 CREEP, CREEP_GIB = 1.2, 0.2
+JUMPS = 0.75  # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
 LONGER = 1.1  # completions that grow by more need more memory
 SLOWER = 1.5
 
 
 @detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
 def memory_creeping(past: Past, rounds: int) -> Sign | None:
-    """Memory that has grown in each third since the warm-up, in the last one not much less than in the first, although
-    completions have not."""
+    """Memory that has grown in each third since the warm-up, in the last one not much less than in the first, not by a
+    few jumps, although completions have not grown."""
     lengths = past.log.get("completions/mean_length")
     for name in ("memory/host_gib", "memory/peak_gib"):
         series = past.log.get(name)
@@ -28,11 +29,13 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         places = [begin + number * (len(series) - begin - size) // 3 for number in range(4)]
         points = [fmean(series.values[place : place + size]) for place in places]
         gains = [after - before for before, after in pairwise(points)]
+        rises = sorted(after - before for before, after in pairwise(accumulate(series.values[begin:], max)))
+        jumped = sum(rises[-3:]) > JUMPS * sum(rises)
         grown = points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
         longer = len(lengths) == len(series) and fmean(lengths.values[-size:]) > LONGER * fmean(
             lengths.values[begin : begin + size]
         )
-        if grown and gains[2] >= gains[0] / 2 and not longer:
+        if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(
                 f"memory {what} grew from {points[0]:.2f} to {points[3]:.2f} GiB since step {series.steps[begin]}, and "
