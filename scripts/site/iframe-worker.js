@@ -7,17 +7,20 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.documentElement.append(this.frame);
       this.inside = this.frame.contentWindow;
-      // Later, as a worker would: what the page does at a message is not done inside of what caused it.
-      this.inside.postMessage = (data) => setTimeout(() => this.onmessage?.(new MessageEvent("message", { data })));
+      // As between a page and a worker: later, and a copy.
+      this.inside.postMessage = (message) => {
+        const data = structuredClone(message);
+        setTimeout(() => this.onmessage?.(new MessageEvent("message", { data })));
+      };
       const script = this.inside.document.createElement("script");
       script.src = url;
       this.ready = new Promise((loaded, failed) => Object.assign(script, { onload: loaded, onerror: failed }));
       this.ready.catch((event) => this.onerror?.(event));
       this.inside.document.body.append(script);
     }
-    postMessage(data) {
-      const event = () => new this.inside.MessageEvent("message", { data });
-      this.ready.then(() => setTimeout(() => this.inside.dispatchEvent(event())), () => {});
+    postMessage(message) {
+      const event = new this.inside.MessageEvent("message", { data: structuredClone(message) });
+      this.ready.then(() => setTimeout(() => this.inside.dispatchEvent(event)), () => {});
     }
     terminate() {
       this.frame.remove();
