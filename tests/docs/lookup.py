@@ -1,0 +1,100 @@
+"""Whether what a command names is there: its flags, files, targets, routes and extras, without running it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.demo import DemoArguments
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.forecast import ForecastArguments
+from swift_r1.arguments.parser import Command, parse_arguments
+from swift_r1.arguments.replay import ReplayArguments
+from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.arguments.view import ViewArguments
+from tests.docs.shown import ROOT, Shown
+
+STOCK = {
+    "rlhf_type": ["grpo"],
+    "model": ["models/smollm2-135m"],
+    "external_plugins": ["plugins/countdown.py"],
+    "dataset": ["countdown#64"],
+    "reward_funcs": ["external_countdown", "format"],
+    "per_device_train_batch_size": ["8"],
+}
+"""What `...` among the flags of a training stands for, where they do not say it themselves."""
+COMMANDS: dict[str, type[Command]] = {
+    "rlhf": RlhfArguments,
+    "rollout": RolloutArguments,
+    "check": CheckArguments,
+    "demo": DemoArguments,
+    "eval": EvalArguments,
+    "forecast": ForecastArguments,
+    "replay": ReplayArguments,
+    "view": ViewArguments,
+}
+
+
+def filled(command: Shown) -> tuple[str, ...]:
+    """The words of a `swift` command after its name, with the flags that `...` stands for."""
+    words = tuple(word for word in command.words[2:] if word != "...")
+    if "..." not in command.words or command.words[1] != "rlhf":
+        return words
+    given = {word.lstrip("-").partition("=")[0] for word in words}
+    return (*words, *(word for flag, values in STOCK.items() if flag not in given for word in (f"--{flag}", *values)))
+
+
+def look_up(command: Shown) -> None:
+    """Fails where something is not there. The current folder is one that has the page's files."""
+    words = list(command.words)
+    if words[0] == "sudo":
+        words = words[1:]
+    match words:
+        case ["swift", "replay", _, *flags]:
+            recorded = {"model": "models/smollm2-135m", "rlhf_type": "grpo", "per_device_train_batch_size": 8}
+            parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
+        case ["swift", name, *_]:
+            parse_arguments(COMMANDS[name], filled(command), command.environ)
+        case ["make", *rest]:
+            subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60)
+        case ["python", "-m", module, *_]:
+            assert find_spec(module), module
+        case ["python", script, *flags]:
+            _script(ROOT / script, flags)
+        case ["pytest", *rest]:
+            files = [word for word in rest if word.startswith("tests/")]
+            assert files and all((ROOT / word.partition("::")[0]).exists() for word in files), files
+        case ["pip", "install", *rest]:
+            _requirements(rest)
+        case [script, *_] if "/" in script:
+            assert (ROOT / script).stat().st_mode & 0o100, script
+        case _:
+            assert words[0] in ("grep", "mv", "source", "sqlite3"), f"nobody looks up {words[0]}"
+
+
+def _script(script: Path, flags: list[str]) -> None:
+    """Flags that the script has, or hands to `swift rlhf`."""
+    text = script.read_text()
+    known = set(re.findall(r"""["']--([\w-]+)["']""", text)) | spellings(RlhfArguments).keys()
+    given = {word[2:].partition("=")[0] for word in flags if word.startswith("--")}
+    assert given <= known, given - known
+
+
+def _requirements(words: list[str]) -> None:
+    setup = (ROOT / "setup.py").read_text()
+    for flag, value in zip(words, words[1:], strict=False):
+        if flag in ("-r", "-c"):
+            assert (ROOT / value).is_file(), value
+    for extra in {name for word in words for names in re.findall(r"\[([\w,-]+)\]", word) for name in names.split(",")}:
+        assert re.search(rf"\b{extra}\b", setup), extra
+
+
+def body_of(command: Shown) -> object:
+    """What a curl sends, as JSON; None: nothing."""
+    given = [value for flag, value in zip(command.words, command.words[1:], strict=False) if flag == "-d"]
+    return json.loads(given[0]) if given else None

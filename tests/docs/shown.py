@@ -1,0 +1,121 @@
+"""The shell commands that the pages show, as bash reads them, and the other fences by their language."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = (
+    *("NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "SWIFT_API_KEY"),
+    *("SWIFT_HUB_TOKEN", "SWIFT_R1_STEPS", "SWIFT_R1_FAULTS", "SEED", "WAY", "OUTPUT", "MODEL", "DEMO_ARGS"),
+)
+# What bash does itself; nothing else that a page names is run here: it prints its words and variables instead.
+_BUILTIN = frozenset("for do done in if then fi export echo printf cd set true".split())
+_PRELUDE = (
+    r"""said() { printf '%s\0' "$@" --; for v in """
+    + " ".join(VARIABLES)
+    + r"""; do [ -z "${!v}" ] || printf '%s\0' "$v=${!v}"; done; printf '%s\0' ---; } >&3
+command_not_found_handle() { said "$@"; }
+source() { said source "$@"; }
+"""
+)
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^|(?<=\n\n)|(?<=\n))(?: {4}.*\n)(?:(?: {4}.*)?\n(?= {4}|\n* {4}))*(?: {4}.*\n)?")
+_COMMAND = re.compile(r"(?:[A-Z_0-9]+=\S* +)*(swift|make|python|pip|curl|pytest|npm|git|sudo|examples/|scripts/|\.ci/)\b")
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A block of a page: its language (of an indented one: bash, or nothing), its text and its first line's number."""
+
+    page: str
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command: its words, and those of VARIABLES that are set for it."""
+
+    page: str
+    words: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join((*(f"{name}={value}" for name, value in self.environ.items()), *self.words))
+
+
+def pages() -> list[str]:
+    """The Markdown files of the repository, but of the tracker's templates."""
+    listed = subprocess.check_output(
+        ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], text=True
+    )
+    return [name for name in listed.splitlines() if not name.startswith(".") and (ROOT / name).exists()]
+
+
+@cache
+def fences(page: str) -> tuple[Fence, ...]:
+    text = (ROOT / page).read_text()
+    found = [
+        Fence(page, one["language"], re.sub(rf"^{one['indent']}", "", one["text"], flags=re.MULTILINE), _line(text, one))
+        for one in _FENCE.finditer(text)
+    ]
+    without = _FENCE.sub(lambda one: "\n" * one[0].count("\n"), text)
+    for number, block in _indented(without):
+        language = "bash" if _COMMAND.match(block.lstrip()) else ""
+        found.append(Fence(page, language, block, number))
+    return tuple(found)
+
+
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start()) + 1
+
+
+def _indented(text: str) -> Iterator[tuple[int, str]]:
+    """The blocks that four spaces make code, and the numbers of their first lines."""
+    block: list[str] = []
+    code = True  # after a blank line or a heading, and outside of a list
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if line.startswith("    ") and (block or code):
+            block.append(line[4:])
+        elif block:
+            yield number - len(block), "\n".join(block) + "\n"
+            block = []
+        if re.match(r"\s*([-*]|\d+\.) ", line):
+            code = False
+        elif line and not line.startswith(" "):
+            code = line.startswith("#")
+        elif not line and not block:
+            code = code or _after_text
+        _after_text = bool(line) and not line.startswith(" ")
+
+
+def commands(fence: Fence) -> list[Shown]:
+    """What a block calls. Bash expands it, in an empty folder and with nothing to call."""
+    paths = set(re.findall(r"(?<![\w/.])(?:examples|scripts|\.ci)/[\w./-]+", fence.text))
+    named = "".join(f'function {path} {{ said {path} "$@"; }}\n' for path in sorted(paths))
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["/bin/bash", "-c", f"exec 3>&1 1>/dev/null\n{_PRELUDE}{named}{fence.text}"],
+            env={"PATH": "/nonexistent"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    if done.stderr:
+        raise ValueError(f"{fence.page}, line {fence.line}: bash says {done.stderr.strip()}")
+    found = []
+    for printed in done.stdout.split("\0---\0")[:-1]:
+        before, _, after = printed.rpartition("\0--")
+        variables = dict(pair.split("=", 1) for pair in after.split("\0")[1:])
+        found.append(Shown(fence.page, tuple(before.split("\0")), variables))
+    return found

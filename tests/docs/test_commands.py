@@ -1,0 +1,187 @@
+"""Every command that a page shows: it runs, or what it names is there; `ways.py` says which, and why.
+
+The other fences: Python compiles and its imports of ours are there, JSON and YAML can be read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swift_r1.cli.main import main
+from tests.conftest import KillableServer, ServerProcess, save_tiny_model
+from tests.docs.lookup import filled, look_up
+from tests.docs.shown import ROOT, Fence, Shown, commands, fences, pages
+from tests.docs.ways import DRY, NOT_RUN, RESOLVED_TRAININGS, Way, way_of
+from tests.runs.made import make_run
+
+SHELL = ("bash", "sh", "shell", "console")
+READ = {"json": json.loads, "yaml": yaml.safe_load, "jsonl": lambda text: [json.loads(x) for x in text.splitlines()]}
+RUN = "v0-20261122-120000"
+ROWS = {
+    "rows.jsonl": [{"question": f"What is {n} + 1?", "solution": str(n + 1)} for n in range(16)],
+    "numbers.jsonl": [{"question": "Which number?", "number": n % 9 + 1} for n in range(16)],
+    "sums.jsonl": [{"question": f"What is {n} + {n}?", "total": str(2 * n)} for n in range(16)],
+    "problems.jsonl": [
+        {"question": "Read n, print n + 1.", "tests": [{"input": f"{n}\n", "output": f"{n + 1}\n"}]} for n in range(16)
+    ],
+}
+FROM_PAGES = {  # a file that a page's commands name, and the page's fence that shows it
+    "my_plugin.py": ("docs/plugins.md", "python", 0),
+    "sums.py": ("README.md", "python", 0),
+    "guess.py": ("docs/agents.md", "python", 0),
+    "calculator.py": ("docs/tools.md", "python", 0),
+    "run.yaml": ("docs/launch.md", "yaml", 0),
+}
+
+
+def shell_blocks(page: str) -> list[Fence]:
+    return [fence for fence in fences(page) if fence.language in SHELL]
+
+
+def shown_on(page: str) -> list[Shown]:
+    return [command for fence in shell_blocks(page) for command in commands(fence)]
+
+
+WITH_COMMANDS = [page for page in pages() if shell_blocks(page)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096)
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a checkout with a model, a few runs and the files that the pages name."""
+    for name in ("benchmarks", "docs", "examples", "plugins", "requirements", "scripts", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("models/smollm2-135m", "models/mini/countdown", "M"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(model)
+    for name in (f"output/my-run/{RUN}", f"output/my-run/{RUN}-replay", "output/GRPO_COUNTDOWN/v0-...", "RUN"):
+        make_run(tmp_path / name)
+    for name, rows in ROWS.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, (page, language, number) in FROM_PAGES.items():
+        shown = [fence.text for fence in fences(page) if fence.language == language]
+        (tmp_path / name).write_text(shown[number])
+    flags = {"rlhf_type": "grpo", "model": "M", "dataset": "countdown#16", "external_plugins": "plugins/countdown.py"}
+    flags |= {"reward_funcs": ["external_countdown", "format"], "per_device_train_batch_size": 8}
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(flags))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(flags))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"learning_rate": [3e-5, 3e-4]}, "flags": flags}))
+    (tmp_path / "servers.txt").write_text("http://127.0.0.1:8000\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_every_command_is_known(page: str) -> None:
+    unknown = [str(command) for command in shown_on(page) if way_of(command) is None]
+    assert unknown == [], "tests/docs/ways.py says of each command whether it runs"
+
+
+def test_no_way_is_left_over() -> None:
+    shown = [command for page in WITH_COMMANDS for command in shown_on(page)]
+    starts = {start for start in NOT_RUN if any(" ".join(command.words).startswith(start) for command in shown)}
+    words = {word for command in shown for word in (*command.words, *command.environ)}
+    assert NOT_RUN.keys() - starts == set()
+    assert RESOLVED_TRAININGS.keys() - words == set()
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_what_a_command_names_is_there(page: str, folder: Path) -> None:
+    for command in shown_on(page):
+        if way_of(command) in (Way.RESOLVED, Way.SMALL):
+            try:
+                look_up(command)
+            except Exception as error:
+                raise AssertionError(f"{command}: {error}") from error
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run(page: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command in shown_on(page):
+        if way_of(command) is not Way.RUN:
+            continue
+        words = [word for word in command.words[1:] if word != "..."]
+        if words[0] in DRY and "--dry_run" not in words:
+            words.append("--dry_run")
+        code = main(words)
+        assert code == 0, f"{command}: exit code {code}: {capfd.readouterr().err}"
+
+
+@pytest.fixture(scope="module")
+def named_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ServerProcess]]:
+    from tests.conftest import start_tiny_server
+
+    running: dict[str, KillableServer] = {}
+
+    def serve(name: str) -> ServerProcess:
+        if name not in running:
+            place = tmp_path_factory.mktemp("server")
+            running[name] = KillableServer(
+                lambda model, port: start_tiny_server(place, model, port, served_model_name=name), model
+            )
+            running[name].wait()
+        return running[name].server
+
+    yield serve
+    for server in running.values():
+        server.server.stop()
+
+
+@pytest.mark.parametrize("page", [p for p in WITH_COMMANDS if any(c.words[0] == "curl" for c in shown_on(p))])
+def test_a_server_answers(page: str, named_server: Callable[[str], ServerProcess]) -> None:
+    """Where no request names a model, or another than the last, it is the first server."""
+    name = "models/smollm2-135m"
+    key = None
+    for command in shown_on(page):
+        if command.words[:2] == ("swift", "rollout"):
+            given = dict(zip(command.words, command.words[1:], strict=False))
+            name = given.get("--served_model_name") or given["--model"]
+        if command.words[0] != "curl":
+            continue
+        server = named_server(name)
+        words = [re.sub("(http://)?localhost:8000", server.url, word) for word in command.words]
+        words = [word.replace("swift-session-...", key or "-") for word in words]
+        done = subprocess.run([*words, "--fail-with-body", "--noproxy", "*"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        with_key = re.search(r'"api_key": ?"(.*?)"', done.stdout)
+        key = with_key[1] if with_key else key
+
+
+OTHERS = [fence for page in pages() for fence in fences(page) if fence.language in ("python", *READ)]
+
+
+@pytest.mark.parametrize("fence", OTHERS, ids=lambda fence: f"{fence.page}:{fence.line}")
+def test_fences_of_other_languages(fence: Fence) -> None:
+    if fence.language != "python":
+        READ[fence.language](fence.text)
+        return
+    tree = _parsed(fence.text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swift_r1":
+            module = import_module(node.module or "")
+            missing = [one.name for one in node.names if not hasattr(module, one.name)]
+            # docs/contributing.md shows files that are to be written
+            assert not missing or fence.page == "docs/contributing.md", missing
+
+
+def _parsed(text: str) -> ast.Module:
+    """Also of lines from inside a function or an `if`."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        lines = "\n".join(f"    {line}" for line in text.splitlines())
+        start = "if True:\n        pass\n" if re.match(r"\s*(elif|else)\b", text) else ""
+        return ast.parse(f"def _():\n    {start}{lines}")

@@ -1,0 +1,91 @@
+"""What becomes of a shown command in the tests: it runs, it runs with small sizes, a server answers it, or it is resolved.
+
+`way_of` knows each; a command that it does not know fails `test_commands.py`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tests.docs.shown import Shown
+
+
+class Way(Enum):
+    RUN = "run as it is written"
+    SERVED = "sent to a server of tests/tiny_server.py"
+    SMALL = "run with the sizes of tests/ms_swift/smaller.py, in the long tests"
+    RESOLVED = "its flags, files and targets are looked up, and it is not run"
+
+
+RUNS = frozenset({"check", "why", "report", "estimate", "plugins", "examples", "init", "doctor", "merge-lora"})
+"""Commands of `swift` that load no model, or a tiny one, and end by themselves."""
+DRY = frozenset({"launch", "sweep"})
+"""Those that a dry run, which goes as far as starting something, stands for."""
+
+NOT_RUN = {
+    # the beginning of a command: why it is not run
+    "swift rollout": "a server, which ends when it is interrupted: tests/rollout runs it with an engine of its own",
+    "swift view": "a page, which ends when it is interrupted: tests/view",
+    "swift demo": "minutes: tests/demo; make demo",
+    "swift forecast": "a server or an engine for minutes: tests/forecast",
+    "swift replay": "needs the checkpoint of a run: tests/cli/test_replay.py",
+    "swift eval": "benchmarks of a hub: tests/evaluation",
+    "swift check --env": "packages that make install leaves out: make test-agents",
+    "swift check --external_plugins calculator.py": "its page's rows: tests/tool_use",
+    "make": "it would install, train or test",
+    "pip install": "it would install",
+    "npm": "it would install",
+    "python": "minutes to hours, or it writes into the repository",
+    "sudo python": "root, and network namespaces",
+    "pytest": "tests of their own",
+    "examples/": "hours: tests/examples checks their flags, and runs their miniatures",
+    ".ci/run": "all of the tests",
+    "source": "the shell's",
+    "grep": "a file of the reader's",
+    "mv": "a file of the reader's",
+    "sqlite3": "a file that a judge leaves: tests/rewards",
+    "docker": "a container",
+    "podman": "a container",
+    "buildah": "a container",
+    "sha256sum": "files of a release: scripts/release.sh",
+}
+
+RESOLVED_TRAININGS = {
+    # words of a `swift rlhf` that keep it from running here: why
+    "NNODES": "several machines: tests/multi_node",
+    "--vllm_server_base_url": "servers of names that are not here: tests/rollout/test_server_pool.py",
+    "--vllm_server_file": "servers of names that are not here: tests/rollout/test_server_file.py",
+    "--resume_from_checkpoint": "goes on with the run before it: tests/resume",
+    "--push_to_hub": "a hub and its token: tests/data/test_hubs.py",
+    "--eval_datasets": "benchmarks of a hub: tests/evaluation",
+    "--reward_model": "two models that judge: tests/rewards",
+    "--env": "packages that make install leaves out: make test-agents",
+    "--offload_model": "GPUs: make gpu",
+    "--tools": "a template that shows tools: tests/tool_use",
+    "hf::openai/gsm8k:main#2000": "a hub: tests/data/test_hubs.py",
+    "config.yaml": "a file of the reader's: tests/arguments/test_config.py",
+    "8001": "two GPUs that generate: tests/rollout/test_server_pool.py",
+}
+
+
+def way_of(command: Shown) -> Way | None:
+    """None: nobody has said."""
+    words = command.words
+    if words[0] == "curl":
+        return Way.SERVED
+    if words[0] == "swift":
+        name = words[1]
+        if name == "rlhf":
+            kept = {*words, *command.environ} & RESOLVED_TRAININGS.keys()
+            return Way.RESOLVED if kept else Way.SMALL
+        if name in DRY or (name == "view" and {"--text", "--trace"} & set(words)):
+            return Way.RUN
+        if name in RUNS and reason(command) is None:
+            return Way.RUN
+    return Way.RESOLVED if reason(command) else None
+
+
+def reason(command: Shown) -> str | None:
+    """Why a command is not run."""
+    text = " ".join(command.words)
+    return next((why for start, why in NOT_RUN.items() if text.startswith(start)), None)
