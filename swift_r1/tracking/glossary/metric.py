@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-
 _ANY = {"<n>": "[0-9]+", "<k>": "[0-9]+", "<estimate>": "(avg|pass|maj)@[0-9]+"}
 
 
