@@ -141,22 +141,22 @@ class TextFormat(OpenAIModel):
 class Generation(OpenAIModel):
     """The fields of both kinds of request."""
 
-    model: Text
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    model: Text  # as GET /v1/models names it
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)  # 0: greedy
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # from the likeliest tokens that have this probability together
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # not OpenAI's, but every open server has it
-    n: int = Field(default=1, ge=1)
-    stop: Stop | tuple[Stop, ...] | None = None
+    n: int = Field(default=1, ge=1)  # answers
+    stop: Stop | tuple[Stop, ...] | None = None  # texts that end the answer
     stop_token_ids: tuple[TokenId, ...] = ()  # vLLM's
-    seed: Seed | None = None
-    stream: bool = False
+    seed: Seed | None = None  # makes the answer repeatable
+    stream: bool = False  # server-sent events
     stream_options: StreamOptions | None = None
     # Of these only what changes no token is accepted.
-    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)
-    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)
+    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)  # only 0
+    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)  # only 0
+    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)  # only empty
     # Accepted and ignored.
-    user: Text | None = None
+    user: Text | None = None  # ignored, as those down to `store`
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
@@ -194,14 +194,14 @@ class ChatRequest(Generation):
     """Body of `POST /v1/chat/completions`. Without a limit the answer may fill the model's length."""
 
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: tuple[RequestTool, ...] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)  # OpenAI's older name of the next
+    max_completion_tokens: int | None = Field(default=None, ge=1)  # longest answer
+    logprobs: bool = False  # of the tokens of the answer
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens beside each; needs `logprobs`
+    tools: tuple[RequestTool, ...] | None = None  # the chat template describes them to the model
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: TextFormat | None = None
+    parallel_tool_calls: bool | None = None  # false: the first call alone is in the answer
+    response_format: TextFormat | None = None  # only text
     modalities: tuple[Literal["text"], ...] = ()
     reasoning_effort: Literal["none"] | None = None
 
@@ -247,8 +247,8 @@ class CompletionRequest(Generation):
         | Annotated[tuple[Text, ...], Field(min_length=1, max_length=256)]
         | Annotated[tuple[TokenIds, ...], Field(min_length=1, max_length=256)]
     )
-    max_tokens: int = Field(default=16, ge=1)
-    logprobs: int | None = Field(default=None, ge=0, le=5)
+    max_tokens: int = Field(default=16, ge=1)  # longest completion
+    logprobs: int | None = Field(default=None, ge=0, le=5)  # likeliest tokens beside each
     best_of: Literal[1] = 1
     echo: Literal[False] = False
     suffix: Literal[""] = ""

@@ -102,6 +102,8 @@ class ChatCompletionMessageToolCall:
 
 @dataclass
 class ChatMessage:
+    """The model's turn: `content` is its text."""
+
     role: str
     content: Any
     tool_calls: list[ChatCompletionMessageToolCall] | None = None

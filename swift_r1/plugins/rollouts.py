@@ -36,6 +36,7 @@ class RolloutScheduler:
 
     @property
     def engine(self) -> Any:
+        """`infer_engine` under ms-swift's other name."""
         return self.infer_engine
 
     @staticmethod
@@ -44,6 +45,7 @@ class RolloutScheduler:
         return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+        """One whole trajectory, with an `infer_async` for each turn. What it raises ends the run."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
 
 
@@ -153,8 +155,11 @@ class ContextManager(ABC):
 
 
 multi_turns: dict[str, Callable[..., Any]] = {}
+"""Name for `--multi_turn_scheduler` -> class. Plugins write into it."""
 envs: dict[str, Callable[..., Any]] = {}
+"""Name for `--gym_env`, or the key `name` of a row's column `env_config` -> class, called with that column."""
 context_managers: dict[str, Callable[..., Any]] = {}
+"""Name for `--context_manager`, or the key `name` of a row's column `ctx_config` -> class, called with that column."""
 
 
 class GymScheduler(RolloutScheduler):

@@ -32,6 +32,8 @@ class ORM:
         self.args = args
 
     def __call__(self, completions: list[str], *args: Any, **kwargs: Any) -> list[float | None]:
+        """One value per completion, in order. What it raises, NaN, infinity, another number of values, or more than
+        `--reward_timeout` seconds per completion make the rewards of these completions invalid."""
         raise NotImplementedError
 
 

@@ -71,7 +71,7 @@ _PANELS = (
     Panel("Value loss", {"value_loss": "value loss"}),
     Panel("Explained variance", {"explained_variance": "explained variance"}, about="of the returns, by the critic"),
     Panel("Learning rate", {"learning_rate": "learning rate"}),
-    Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of rank 0"),
+    Panel("Memory", {"memory/peak_gib": "peak"}, about="GiB of the rank with most"),
 )
 
 

@@ -71,9 +71,11 @@ class RolloutClient:
         self.close()
 
     def close(self) -> None:
+        """Closes its connections; as a context manager it does so at the end."""
         self._http.close()
 
     def info(self) -> wire.ServerInfo:
+        """Model, limits and weight version. Raises ServerUnreachable; ServerRefused while the model loads."""
         return self.call("GET", "/info", wire.ServerInfo, timeout_s=QUICK_S)
 
     def wait_until_ready(

@@ -63,27 +63,27 @@ class SamplingParams(Wire):
     log-probs are those at temperature 1. The model's end tokens (generation config included) end a completion unless
     `ignore_eos`."""
 
-    max_tokens: int = Field(gt=0)
-    temperature: float = Field(default=1.0, ge=0.0, le=1000.0)
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
+    max_tokens: int = Field(gt=0)  # a stop token included
+    temperature: float = Field(default=1.0, ge=0.0, le=1000.0)  # 0: greedy
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # from the likeliest tokens that have this probability together
+    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # from so many likeliest tokens; -1: all
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # of the likeliest token's probability
     repetition_penalty: float = Field(default=1.0, gt=0.0)  # of tokens that the prompt or the completion has
     structured_outputs_regex: Text | None = None  # completions match it as a whole; not in every engine
     structural_tag: Text | None = None  # xgrammar's (JSON), which completions follow; not in every engine
-    stop: tuple[Text, ...] = ()
-    stop_token_ids: tuple[TokenId, ...] = ()
-    ignore_eos: bool = False
+    stop: tuple[Text, ...] = ()  # texts that end a completion
+    stop_token_ids: tuple[TokenId, ...] = ()  # tokens that do
+    ignore_eos: bool = False  # go on after the model's end tokens
 
 
 class RolloutRequest(Wire):
     """`n` completions of one prompt. `request_id` makes the request idempotent."""
 
-    request_id: str = Field(min_length=1, max_length=200)
+    request_id: str = Field(min_length=1, max_length=200)  # the same id with another body gets 409
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1)
-    n: int = Field(default=1, ge=1)
+    n: int = Field(default=1, ge=1)  # completions
     seeds: tuple[Seed, ...] | None = None  # one per completion
-    sampling: SamplingParams
+    sampling: SamplingParams  # of all of them
 
 
 class RolloutBatch(Wire):
@@ -101,12 +101,12 @@ class Completion(Wire):
     cannot tell. A new version may be reported one token late.
     """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: tuple[int, ...]  # a stop token included
+    logprobs: tuple[float, ...]  # of the tokens
     finish_reason: FinishReason
-    weight_version: int
-    newest_weight_version: int | None = None
-    weight_versions: tuple[tuple[int, int], ...] | None = None
+    weight_version: int  # the oldest that wrote a token
+    newest_weight_version: int | None = None  # where it is another one
+    weight_versions: tuple[tuple[int, int], ...] | None = None  # (first token, version)
 
 
 class RolloutOutput(Wire):
@@ -135,16 +135,16 @@ class ServerInfo(Wire):
     """Answer of `GET /info`: enough for a trainer to know that this is the right server."""
 
     instance: str  # another one after each start
-    model: str
+    model: str  # as its --model names it
     engine: str
     engine_version: str
     vocab_size: int
-    tokenizer_hash: str
+    tokenizer_hash: str  # SHA-256 of the vocabulary
     weight_version: int  # while broken a lower bound for the next one
     broken: str | None  # why it holds no whole version, until a full push
-    max_model_len: int
-    max_n: int
-    dtype: str
+    max_model_len: int  # tokens of prompt and completion
+    max_n: int  # completions of a request
+    dtype: str  # of the weights
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
@@ -157,13 +157,13 @@ class ServerInfo(Wire):
 class LeaseRequest(Wire):
     """Takes the lease, or renews it with the `token` in force. A request that names its token may be repeated."""
 
-    owner: str = Field(min_length=1, max_length=200)
-    ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)
-    token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")
+    owner: str = Field(min_length=1, max_length=200)  # shown to who asks for it meanwhile
+    ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)  # it ends after so long without a call
+    token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")  # to renew it
 
 
 class Lease(Wire):
-    token: str
+    token: str  # for the header X-Swift-Lease
     ttl_seconds: float
 
 
@@ -261,10 +261,10 @@ class UpdateAbort(Wire):
 
 
 class UpdateStatus(Wire):
-    weight_version: int
-    pending_version: int | None
-    buckets: int
-    seconds: float = 0.0
+    weight_version: int  # that is served
+    pending_version: int | None  # of the open update
+    buckets: int  # that have arrived
+    seconds: float = 0.0  # that the load took
     folder: str | None = None  # in shared memory, for buckets as files; only in the answer to `begin`
     base: Digest | None = None  # content hash of the version that buckets may come as changes to; there too
 
@@ -286,7 +286,7 @@ class SleepStatus(Wire):
 class ScoreRequest(Wire):
     """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe, a teacher)."""
 
-    sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)
+    sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)  # token ids
     temperature: float = Field(default=1.0, ge=1e-3, le=1000.0)
     top: int = Field(default=0, ge=0, le=20)  # so many of the likeliest tokens in each place too
     every_copy: bool = True  # of a server with several copies of the model: ask each, or any

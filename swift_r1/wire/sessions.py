@@ -56,15 +56,15 @@ class Session(Wire):
     id: str
     base_url: str
     api_key: str
-    timeout: float
+    timeout: float  # seconds
 
 
 class RecordedCall(Wire):
     """A call that was answered. `parent` is the call whose answer it continues, `sequence` where its tokens are."""
 
-    number: int
-    completion_id: str
-    kind: str
+    number: int  # in the order of the calls, from 0
+    completion_id: str  # as in the client's answer
+    kind: str  # how it stands to the earlier ones (docs/agents.md)
     parent: int | None
     sequence: int
     prompt_tokens: int
@@ -74,7 +74,7 @@ class RecordedCall(Wire):
     seed: int | None
     sampling: SamplingParams  # what was generated with; stop tokens of the template are among them
     constrained: bool  # a tool call was forced: tokens were drawn from a part of the model's distribution
-    seconds: float
+    seconds: float  # that it took
 
 
 class RecordedSequence(Wire):
@@ -107,7 +107,7 @@ class SessionRecord(Wire):
 
     id: str
     seed: int | None
-    running: int
+    running: int  # calls that are not answered yet
     tokens: int
     seconds: float
     kinds: dict[str, int]

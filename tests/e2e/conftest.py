@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.tracking.glossary import unknown
 from tests import forks
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
@@ -37,7 +38,8 @@ class Run:
 @pytest.fixture
 def rlhf(tmp_path: Path) -> Callable[..., Run]:
     """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task, a flag that is [] is left out; what it
-    prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, and draws curves."""
+    prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, and draws curves. A
+    metric that the glossary lacks is a failure."""
 
     def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
         defaults = {
@@ -71,7 +73,11 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         else:
             done = forks.run(words, cwd=tmp_path, environ=environ, timeout=280)
         print(done.stdout, done.stderr)
-        return Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
+        finished = Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
+        if (finished.folder / "logging.jsonl").is_file():
+            new = unknown({key for line in finished.lines("logging.jsonl") for key in line})
+            assert not new, f"no entry of swift_r1/tracking/glossary says what {new} are"
+        return finished
 
     return run
 

@@ -102,6 +102,7 @@ def test_what_the_document_allows_and_forbids_is_answered(quick_url: str, mode: 
         assert answer.status_code != 500, answer.text
         if answer.status_code >= 400:
             assert "error" in answer.json()
+        assert str(answer.status_code) in case.operation.definition.raw["responses"], answer.text
 
     quiet = settings(
         max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck]

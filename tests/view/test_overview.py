@@ -263,3 +263,11 @@ def test_two_tabs_follow_a_run_until_its_folder_is_gone(
     page.goto(url)
     until(lambda: series(page, "Loss"))
     assert page.locator(".view-problem").all_inner_texts() == [f"{made}: there is no such folder any more"]
+
+
+def test_what_the_curves_mean_is_below_them(viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path) -> None:
+    page = tab()
+    page.goto(viewer(made).url)
+    page.click("text=what the curves mean")
+    shown = until(lambda: page.locator("details:has-text('what the curves mean')").inner_text())
+    assert "groups whose rewards are all equal" in shown and "explained_variance" not in shown

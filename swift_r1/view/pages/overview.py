@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -12,6 +12,7 @@ from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, at_steps, same_but_seed
 from swift_r1.runs.standing import standing
 from swift_r1.runs.timeline import Timeline
+from swift_r1.tracking.glossary import GROUPS
 from swift_r1.view import charts
 from swift_r1.view.curves import Group, Shown, lines, panels
 from swift_r1.view.marks import ticks
@@ -41,6 +42,7 @@ class _Overview:
         ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes("view-run")
         self._controls()
         self.grid = ui.element("div").classes("view-charts")
+        self.meanings = ui.html("", sanitize=False).classes("view-scroll")
         await self._draw()
         self.page.follow(self._look)
 
@@ -138,6 +140,7 @@ class _Overview:
                 else:
                     options |= charts.zooming(charts.zoom_of(self.page))
                     self.charts[title] = charts.chart(options, title)
+        self.meanings.content = _meanings({name for log in self.logs for name in log.series})
 
     def _options(self) -> dict[str, dict[str, Any]]:
         """ECharts' options by the chart's title."""
@@ -167,6 +170,14 @@ def _options(
             ticks=happened,
         )
     return found
+
+
+def _meanings(names: Collection[str]) -> str:
+    """What the metrics of these names are, as HTML; families as one."""
+    found = dict.fromkeys(one for group in GROUPS.values() for one in group if any(map(one.pattern.fullmatch, names)))
+    rows = [{"metric": one.name, "what it is": one.meaning, "unit": one.unit, "healthy": one.healthy} for one in found]
+    text = _table([{name: value.replace("`", "") for name, value in row.items()} for row in rows])
+    return f"<details><summary>what the curves mean</summary>{text}</details>"
 
 
 def _different(runs: Sequence[RunFolder]) -> str:
