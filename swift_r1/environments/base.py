@@ -17,6 +17,7 @@ ENV_ROW = "env_row"
 """The column of an environment's own rows with everything that it wants to know of one."""
 ENDLESS_ROWS = 1000
 """Rows of an environment without a data set, which makes an episode from a number, where `#N` does not say."""
+_EVAL_SEEDS = 2**30  # held-out episodes begin with seeds of their own
 
 Row = dict[str, Any]
 Script = Callable[[random.Random], str]
@@ -35,10 +36,10 @@ class EnvironmentAgent(Agent):
 
     @classmethod
     @abstractmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
         """The environment's own rows: `messages`, and `ENV_ROW` (JSON) with what `play` needs. `split` is train or
-        eval; `count` and `seed` matter to environments without a data set. Raises UsageError for bad names and
-        arguments."""
+        eval; `count` matters to environments without a data set. Raises UsageError for bad names and arguments, and
+        where no rows are held out."""
 
     @abstractmethod
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
@@ -61,6 +62,18 @@ def own_columns(row: Row) -> Row:
         return dict(found)
     ours = ("messages", "dataset", "prompt_id", "episode_id", "episode_seed")
     return {name: value for name, value in row.items() if name not in ours}
+
+
+def seed_rows(text: str, split: str, count: int | None) -> Iterator[Row]:
+    """Of an environment without a data set: row n says `text` and has the seed n (held out: others)."""
+    first = _EVAL_SEEDS * (split == "eval")
+    for number in range(first, first + (count or ENDLESS_ROWS)):
+        yield {"messages": [{"role": "user", "content": text}], ENV_ROW: {"seed": number}}
+
+
+def seed_of(row: Row) -> int:
+    """For a row of a user's that has no `seed`: all episodes of a group begin alike."""
+    return random.Random(str(row.get("prompt_id"))).getrandbits(31)
 
 
 def seed_episode(text: str) -> None:

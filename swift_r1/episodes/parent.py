@@ -331,7 +331,12 @@ def _load(order: Order) -> None:
         from swift_r1.environments.base import adapter
 
         agents[order.agent] = environment = adapter(order.agent, order.env_args)
-        environment.prepare()
+        try:
+            environment.prepare()
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"--env {order.agent} failed: {describe(error)}") from error
     if order.agent not in agents:
         raise UsageError(f"--agent {order.agent}: the plugins do not register it in another process")
     asyncio.run(_rehearse())
