@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ class EnvironmentAgent(Agent):
         """`Agent.run`. `own` is the row as the environment knows it."""
 
     async def run(self, client: Any, row: Row) -> AgentResult:
-        seed_episode(str(row.get("prompt_id", "")))
+        seed_generators(str(row.get("prompt_id", "")))
         return await self.play(client, row, own_columns(row))
 
     @classmethod
@@ -76,13 +75,13 @@ def seed_of(row: Row) -> int:
     return random.Random(str(row.get("prompt_id"))).getrandbits(31)
 
 
-def seed_episode(text: str) -> None:
-    """Environments that draw from Python's or numpy's global generators begin all episodes of a group alike."""
-    random.seed(text)
-    if "numpy" in sys.modules:
-        import numpy as np
+def seed_generators(text: str) -> None:
+    """Environments that draw from Python's or numpy's global generators have the same rows in each process, and begin
+    all episodes of a group alike."""
+    import numpy as np
 
-        np.random.seed(random.Random(text).getrandbits(32))
+    random.seed(text)
+    np.random.seed(random.Random(text).getrandbits(32))
 
 
 def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any, TextIO
 
-from swift_r1.environments.base import EnvironmentAgent, Row, adapter, own_columns
+from swift_r1.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
 from swift_r1.environments.kinds import KINDS
 from swift_r1.errors import UsageError, describe
 from swift_r1.rewards.confine import confine, end_group, end_strays, end_whole
@@ -49,7 +49,8 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
     # Files, not pipes: what the environment has started and left would hold those open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", __spec__.name]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors)
+        environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
         try:
             process.communicate(json.dumps(asked).encode(), seconds)
         except subprocess.TimeoutExpired:
@@ -130,6 +131,7 @@ def _main(output: TextIO) -> int:
 
     try:
         agent = adapter(asked["spec"], asked["args"])
+        seed_generators("rows")
         if asked["do"] == "rows":
             for row in agent.rows(asked["split"], asked["count"]):
                 tell(row)

@@ -315,7 +315,7 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name == "GRPOConfig" and _has_trl():
+        if self.__name__ == _CONFIG and name == "GRPOConfig" and not isinstance(sys.modules["trl"], _StandIn):
             return _unchecked_config()
         return _Trainer if name.endswith("GRPOTrainer") else _Config
 

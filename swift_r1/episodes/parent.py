@@ -328,9 +328,10 @@ def _load(order: Order) -> None:
 
     load_plugins(order.plugins)
     if order.env_args is not None:
-        from swift_r1.environments.base import adapter
+        from swift_r1.environments.base import adapter, seed_generators
 
         agents[order.agent] = environment = adapter(order.agent, order.env_args)
+        seed_generators("rows")  # as in the process that has read them
         try:
             environment.prepare()
         except UsageError:

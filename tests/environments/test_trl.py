@@ -9,6 +9,7 @@ import pytest
 
 from swift_r1.data.loading import load_dataset
 from swift_r1.environments.base import adapter
+from swift_r1.environments.process import read_rows
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from tests.environments.conftest import FILES, Played
@@ -53,12 +54,32 @@ def test_its_rows_are_the_data_set_env() -> None:
     assert len(load_dataset("env#7")[0]) == 7
 
 
+DRAWN = """
+import random
+import numpy as np
+from trl import GRPOTrainer
+class Env:
+    def reset(self, **row):
+        return ""
+words = sorted(random.choices("abcdefgh", k=8)) + list({"red", "green", "blue"}) + [str(np.random.rand())]
+rows = [{"prompt": "-", "words": words}]
+GRPOTrainer("m", lambda completions, **_: [0.0], train_dataset=rows, environment_factory=Env)
+"""
+
+
+def test_rows_that_are_drawn_are_the_same_in_each_process(tmp_path: Path) -> None:
+    """Else a run that is resumed would have others."""
+    spec = write(tmp_path, DRAWN)
+    first, again = (list(read_rows(spec, {}, [], "train", None)) for _ in "12")
+    assert first == again
+
+
 def test_episodes_of_a_row_begin_alike() -> None:
-    from swift_r1.environments.base import seed_episode
+    from swift_r1.environments.base import seed_generators
 
     drawn = set()
     for _ in range(3):
-        seed_episode("env:0")
+        seed_generators("env:0")
         [factory] = adapter(SCRIPT, {}).loaded().factories.values()  # type: ignore[attr-defined]
         drawn.add(factory().drawn)
     assert len(drawn) == 1
