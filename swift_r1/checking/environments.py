@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.environments.base import ENV_ROW
 from swift_r1.environments.process import try_environment
+from swift_r1.environments.scripted import MOST_TURNS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,11 +53,13 @@ class EnvironmentReport:
     faults: list[str] = field(default_factory=list)
 
 
-def check_environment(spec: str, args: Mapping[str, Any], num_rows: int, seconds: float) -> EnvironmentReport:
+def check_environment(
+    spec: str, args: Mapping[str, Any], kept: Sequence[str], num_rows: int, seconds: float
+) -> EnvironmentReport:
     """Loads the environment in a process of its own, reads rows, and plays episodes of the first of them, all within so
     many seconds."""
     report = EnvironmentReport(spec)
-    lines, fault = try_environment(spec, args, num_rows, seconds)
+    lines, fault = try_environment(spec, args, kept, num_rows, seconds)
     report.faults += [fault] if fault is not None else []
     if lines:
         about, *episodes = lines
@@ -81,6 +84,8 @@ def _notes(episodes: Sequence[Episode]) -> Iterator[str]:
     begun = [one.first for one in episodes if one.turns]
     if begun and any(first != begun[0] for first in begun):
         yield "episodes of one row begin differently: completions of a group are compared as if they began alike"
+    if any(one.turns == MOST_TURNS for one in episodes):
+        yield f"an episode was cut off after {MOST_TURNS} turns: --max_turns limits those of a run"
     rewards = {one.result["reward"] for one in episodes if one.result is not None}
     if len(episodes) > 1 and len(rewards) == 1:
         yield f"all episodes have the reward {rewards.pop()}: what a script does here may be too little to tell"

@@ -57,7 +57,7 @@ def check_inputs(
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
-        register_environment(args.env, args.env_args)
+        register_environment(args.env, args.env_args, args.reward_env)
     faults = [
         *reward_name_faults(args),
         *reward_model_faults(args),

@@ -126,10 +126,12 @@ def run_checks(args: CheckArguments) -> CheckReport:
         report.plugins = load_plugins(args.external_plugins)
         register_dataset_info(args.custom_dataset_info)
         if args.env is not None:
-            report.environment = check_environment(args.env, args.env_args, args.num_rows, _ENVIRONMENT_S)
+            report.environment = check_environment(
+                args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S
+            )
             if report.environment.faults:
                 raise UsageError(*report.environment.faults)
-            register_environment(args.env, args.env_args)
+            register_environment(args.env, args.env_args, args.reward_env)
         names = args.called_rewards
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ ENV_ROW = "env_row"
 """The column of an environment's own rows with everything that it wants to know of one."""
 ENDLESS_ROWS = 1000
 """Rows of an environment without a data set, which makes an episode from a number, where `#N` does not say."""
+_EVAL_SEEDS = 2**30  # held-out episodes begin with seeds of their own
 
 Row = dict[str, Any]
 Script = Callable[[random.Random], str]
@@ -35,17 +35,17 @@ class EnvironmentAgent(Agent):
 
     @classmethod
     @abstractmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
         """The environment's own rows: `messages`, and `ENV_ROW` (JSON) with what `play` needs. `split` is train or
-        eval; `count` and `seed` matter to environments without a data set. Raises UsageError for bad names and
-        arguments."""
+        eval; `count` matters to environments without a data set. Raises UsageError for bad names and arguments, and
+        where no rows are held out."""
 
     @abstractmethod
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
         """`Agent.run`. `own` is the row as the environment knows it."""
 
     async def run(self, client: Any, row: Row) -> AgentResult:
-        seed_episode(str(row.get("prompt_id", "")))
+        seed_generators(str(row.get("prompt_id", "")))
         return await self.play(client, row, own_columns(row))
 
     @classmethod
@@ -63,13 +63,25 @@ def own_columns(row: Row) -> Row:
     return {name: value for name, value in row.items() if name not in ours}
 
 
-def seed_episode(text: str) -> None:
-    """Environments that draw from Python's or numpy's global generators begin all episodes of a group alike."""
-    random.seed(text)
-    if "numpy" in sys.modules:
-        import numpy as np
+def seed_rows(text: str, split: str, count: int | None) -> Iterator[Row]:
+    """Of an environment without a data set: row n says `text` and has the seed n (held out: others)."""
+    first = _EVAL_SEEDS * (split == "eval")
+    for number in range(first, first + (count or ENDLESS_ROWS)):
+        yield {"messages": [{"role": "user", "content": text}], ENV_ROW: {"seed": number}}
 
-        np.random.seed(random.Random(text).getrandbits(32))
+
+def seed_of(row: Row) -> int:
+    """For a row of a user's that has no `seed`: all episodes of a group begin alike."""
+    return random.Random(str(row.get("prompt_id"))).getrandbits(31)
+
+
+def seed_generators(text: str) -> None:
+    """Environments that draw from Python's or numpy's global generators have the same rows in each process, and begin
+    all episodes of a group alike."""
+    import numpy as np
+
+    random.seed(text)
+    np.random.seed(random.Random(text).getrandbits(32))
 
 
 def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:

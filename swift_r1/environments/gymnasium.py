@@ -12,13 +12,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row, Script
+from swift_r1.environments.base import EnvironmentAgent, Row, Script, seed_of, seed_rows
 from swift_r1.environments.chat import Chat, with_text
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 
 _OWN = ("actions",)
-_EVAL_SEEDS = 2**30  # held-out episodes begin with seeds of their own
 _TURNS = 100  # of an environment without a limit of steps; replies without an action count too
 _STYLED = re.compile(r"\x1b\[(?P<style>[\d;]*)m(?P<text>.*?)\x1b\[0m", re.DOTALL)
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -33,15 +32,12 @@ class GymnasiumAgent(EnvironmentAgent):
         cls._made().close()
 
     @classmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
-        """Row n begins with the seed n (held out: others), so that a group's episodes begin alike."""
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
         environment = cls._made()
         actions = _actions(environment, cls.args.get("actions"))
         text = f"{_about(environment)}\n\n{_asked(actions)}"
         environment.close()
-        first = _EVAL_SEEDS * (split == "eval")
-        for number in range(first, first + (count or ENDLESS_ROWS)):
-            yield {"messages": [{"role": "user", "content": text}], ENV_ROW: {"seed": number}}
+        yield from seed_rows(text, split, count)
 
     @classmethod
     def scripts(cls, own: Row) -> dict[str, Script]:
@@ -51,7 +47,7 @@ class GymnasiumAgent(EnvironmentAgent):
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
         environment = self._made()
         actions = _actions(environment, self.args.get("actions"))
-        observation, _ = environment.reset(seed=own.get("seed"))
+        observation, _ = environment.reset(seed=own.get("seed", seed_of(row)))
         chat = Chat(client, with_text(row["messages"], _text(environment, observation)))
         most = environment.spec.max_episode_steps or _TURNS
         rewards: list[float] = []
@@ -90,8 +86,10 @@ class GymnasiumAgent(EnvironmentAgent):
             if "ansi" in getattr(made, "metadata", {}).get("render_modes", ()):  # it can write itself down
                 args.setdefault("render_mode", "ansi")
             return gymnasium.make(name, **args)
-        except (gymnasium.error.Error, ImportError, TypeError, ValueError, AttributeError) as error:
+        except gymnasium.error.Error as error:
             raise UsageError(f"--env gymnasium:{cls.name}: {one_line(error)}") from error
+        except Exception as error:  # the environment's
+            raise UsageError(f"--env gymnasium:{cls.name}: {describe(error)}") from error
 
 
 def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
@@ -162,13 +160,14 @@ def _action(reply: str, actions: list[str] | None) -> str | int | None:
     """The last number of an action that a reply has, else the last name; None where it has neither."""
     if actions is None:
         return reply.strip() or None
-    numbers = [int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.]*\w)", reply) if int(number) < len(actions)]
+    numbers = [int(found) for found in re.findall(r"(?<![\w.])\d{1,9}(?![\w.]*\w)", reply) if int(found) < len(actions)]
     if numbers:
         return numbers[-1]
-    lowered = reply.lower()
-    places = {lowered.rfind(name.lower()): number for number, name in enumerate(actions)}
-    last = max(places)
-    return places[last] if last >= 0 else None
+    # Of names that are part of another the longest.
+    names = {name.lower(): number for number, name in enumerate(actions) if name != str(number)}
+    either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    found = re.findall(rf"(?<!\w)(?:{either})(?!\w)", reply.lower()) if names else []
+    return names[found[-1]] if found else None
 
 
 def _text(environment: Any, observation: Any) -> str:

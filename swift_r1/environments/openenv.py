@@ -13,13 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
+from swift_r1.environments.base import EnvironmentAgent, Row, seed_of, seed_rows
 from swift_r1.environments.chat import Chat, EnvironmentGone, with_text
 from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins.agents import AgentResult
 
 _ARGS = ("reset", "reply", "timeout")
-_EVAL_SEEDS = 2**30
 _LARGEST = 100 * 2**20  # bytes of an observation, as in OpenEnv's own client
 _ACT = "act"
 
@@ -34,14 +33,11 @@ class OpenEnvAgent(EnvironmentAgent):
         import websockets.asyncio.client  # noqa: F401
 
     @classmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
-        """Row n resets the environment with the seed n (held out: others)."""
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
         about = asyncio.run(cls._get("metadata"))
         parts = (about.get("name"), about.get("description"))
         text = f"You are in this environment: {': '.join(part for part in parts if part) or 'it has no name'}"
-        first = _EVAL_SEEDS * (split == "eval")
-        for number in range(first, first + (count or ENDLESS_ROWS)):
-            yield {"messages": [{"role": "user", "content": text}], ENV_ROW: {"seed": number}}
+        yield from seed_rows(text, split, count)
 
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
         schema = (await self._get("schema"))["action"]
@@ -50,10 +46,9 @@ class OpenEnvAgent(EnvironmentAgent):
             known = ", ".join(schema.get("properties", {})) or "none"
             raise UsageError(f"--env openenv:{self.name}: an action has no field {reply}; there are {known}")
         async with self._connected() as server:
-            first = await server.ask("reset", dict(self.args.get("reset", {})) | own)
-            has_tools = {"tool_name", "arguments"} <= schema.get("properties", {}).keys()
-            tools = await server.tools() if has_tools else []
-            tools = tools if reply is not None or has_tools else [_tool_of(schema)]
+            first = await server.ask("reset", {"seed": seed_of(row)} | dict(self.args.get("reset", {})) | own)
+            has_tools = reply is None and {"tool_name", "arguments"} <= schema.get("properties", {}).keys()
+            tools = [] if reply is not None else await server.tools() if has_tools else [_tool_of(schema)]
             chat = Chat(client, with_text(row["messages"], _text(first)), tools)
             rewards: list[float] = []
             last = first
@@ -115,7 +110,9 @@ class OpenEnvAgent(EnvironmentAgent):
         from websockets.asyncio.client import connect
 
         address = _url(cls.name).replace("http", "ws", 1) + "/ws"
-        async with connect(address, max_size=_LARGEST, proxy=None, open_timeout=cls._timeout()) as socket:
+        async with connect(
+            address, max_size=_LARGEST, proxy=None, open_timeout=cls._timeout(), ping_interval=None
+        ) as socket:
             yield _Server(socket, cls._timeout())
 
 

@@ -9,24 +9,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any, TextIO
 
-from swift_r1.environments.base import EnvironmentAgent, Row, adapter, own_columns
+from swift_r1.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
 from swift_r1.environments.kinds import KINDS
 from swift_r1.errors import UsageError, describe
+from swift_r1.rewards.confine import confine, end_group, end_strays, end_whole
+from swift_r1.runtime.processes import end_with_parent, leave
 
 ROWS_SECONDS = 1800.0
 """For an environment to load and give its rows; it may download them."""
 
 
-def read_rows(spec: str, args: Mapping[str, Any], split: str, count: int | None, seed: int) -> Iterator[Row]:
+def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
     """The environment's own rows. Raises UsageError where it has none, or fails."""
-    asked = {"do": "rows", "spec": spec, "args": args, "split": split, "count": count, "seed": seed}
+    asked = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
     lines, fault = _asked(asked, ROWS_SECONDS)
     if fault is not None:
         raise UsageError(fault)
@@ -34,32 +37,50 @@ def read_rows(spec: str, args: Mapping[str, Any], split: str, count: int | None,
 
 
 def try_environment(
-    spec: str, args: Mapping[str, Any], rows: int, seconds: float
+    spec: str, args: Mapping[str, Any], kept: Sequence[str], rows: int, seconds: float
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What `_tried` gives, as far as it came within so many seconds, and what went wrong."""
-    return _asked({"do": "try", "spec": spec, "args": args, "rows": rows}, seconds)
+    return _asked({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
 
 
 def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
-    """The lines that the process wrote, and why it did not write all of them."""
-    command = [sys.executable, "-m", __spec__.name]
-    try:
-        done = subprocess.run(command, input=json.dumps(asked).encode(), capture_output=True, timeout=seconds)
-        output, code, errors = done.stdout, done.returncode, done.stderr
-    except subprocess.TimeoutExpired as error:
-        output, code, errors = error.stdout or b"", None, error.stderr or b""
-    lines = [json.loads(line) for line in output.splitlines() if line.endswith(b"}")]
+    """The lines that the process wrote, and why it did not write all of them. `kept` are the variables that it sees
+    although they look like secrets (`confine`), as episodes do."""
+    # Files, not pipes: what the environment has started and left would hold those open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", __spec__.name]
+        environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
+        try:
+            process.communicate(json.dumps(asked).encode(), seconds)
+        except subprocess.TimeoutExpired:
+            pass  # it has no exit code
+        finally:
+            code = process.poll()
+            end_whole([process.pid] if code is None else [])
+            process.wait()
+            end_group(process.pid)
+            end_strays(_mark_of(process.pid), frozenset())
+        output.seek(0)
+        lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
     fault = next((line["fault"] for line in lines if "fault" in line), None)
     if fault is None and code != 0:
-        [end] = deque(errors.decode(errors="replace").strip().splitlines() or ["it wrote nothing"], 1)
+        [end] = deque(said.strip().splitlines() or ["it wrote nothing"], 1)
         how = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
         fault = f"--env {asked['spec']}: its process {how}; its last line: {end[:300]}"
     return [line for line in lines if "fault" not in line], fault
 
 
+def _mark_of(pid: int) -> str:
+    """What everything below that process has in its environment."""
+    return f"environment:{pid}"
+
+
 def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dict[str, Any]]:
     """One line with the first rows, then one for each episode that is tried on the first of them."""
-    rows = list(islice(agent.rows("train", count, 0), count))
+    rows = list(islice(agent.rows("train", count), count))
     package = KINDS[spec.partition(":")[0]].package
     yield {"rows": rows, "version": _version(package)}
     if not rows:
@@ -100,20 +121,19 @@ def _version(package: str | None) -> str:
 
 
 def _main(output: TextIO) -> int:
-    from swift_r1.runtime.processes import end_with_parent
-
     end_with_parent(signal.SIGKILL)
     asked = json.load(sys.stdin)
+    confine(_mark_of(os.getpid()), asked["kept"])
 
     def tell(line: Mapping[str, Any]) -> None:
-        output.write(json.dumps(line, default=_plain, ensure_ascii=False) + "\n")
+        output.write(json.dumps(line, default=_plain) + "\n")
         output.flush()
 
     try:
         agent = adapter(asked["spec"], asked["args"])
+        seed_generators("rows")
         if asked["do"] == "rows":
-            count = asked["count"]
-            for row in agent.rows(asked["split"], count, asked["seed"]):
+            for row in agent.rows(asked["split"], asked["count"]):
                 tell(row)
         else:
             for line in _tried(agent, asked["spec"], asked["rows"]):
@@ -134,4 +154,4 @@ if __name__ == "__main__":
     # What an environment prints must not come between the lines.
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    sys.exit(_main(lines))
+    leave(_main(lines))  # whatever threads it has left

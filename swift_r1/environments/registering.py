@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swift_r1.data.preprocessors import RowPreprocessor
@@ -14,12 +14,12 @@ from swift_r1.plugins.agents import agents
 ENV_DATASET = "env"
 
 
-def register_environment(spec: str, args: Mapping[str, Any]) -> None:
-    """`#N` takes N of the rows, or makes as many. Raises UsageError as `adapter`."""
+def register_environment(spec: str, args: Mapping[str, Any], kept: Sequence[str] = ()) -> None:
+    """`#N` takes N of the rows, or makes as many; `kept` is `--reward_env`. Raises UsageError as `adapter`."""
     agents[spec] = adapter(spec, args)
 
-    def load(split: str, count: int | None, seed: int) -> Iterator[Row]:
-        return read_rows(spec, args, split, count, seed)
+    def load(split: str, count: int | None) -> Iterator[Row]:
+        return read_rows(spec, args, kept, split, count)
 
     about = f"the rows of --env {spec}"
     meta = DatasetMeta(dataset_name=ENV_DATASET, loader=load, preprocess_func=RowPreprocessor(), help=about)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _MOST_CALLS = 5  # turns in which the script calls tools, before it answers
+MOST_TURNS = 250  # then it refuses, as a session does whose calls are used up
 _WORDS = ("left", "right", "up", "down", "hello", "apple", "42")
 
 
@@ -70,6 +71,8 @@ class ScriptedModel:
 
     def respond(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """The status and the content of a response."""
+        if len(self.requests) == MOST_TURNS:
+            return 403, {"error": {"message": f"the script's {MOST_TURNS} turns are used up"}}
         return 200, self.answer(body)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:

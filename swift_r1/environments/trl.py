@@ -10,12 +10,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import runpy
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,8 +27,8 @@ from swift_r1.environments.chat import Chat, Message, with_text
 from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 
-_TRAINERS = {"trl": "GRPOTrainer", "trl.trainer": "GRPOTrainer", "trl.experimental.async_grpo": "AsyncGRPOTrainer"}
-_CONFIGS = {"trl": "GRPOConfig", "trl.trainer": "GRPOConfig", "trl.experimental.async_grpo": "AsyncGRPOConfig"}
+_CONFIG = "trl.trainer.grpo_config"
+_TRAINERS = ("trl.trainer.grpo_trainer", _CONFIG, "trl.experimental.async_grpo")  # they import torch and vLLM
 _NO_PROMPT = "The environment says what to do."  # in a row's place of what only `reset` says
 
 
@@ -35,6 +38,7 @@ class Given:
 
     factories: Mapping[str | None, Callable[[], Any]]
     dataset: Any = None
+    eval_dataset: Any = None
     reward_funcs: Sequence[Any] = ()
     reward_weights: Sequence[float] | None = None
     tools: Sequence[Callable[..., Any]] = ()
@@ -60,9 +64,19 @@ class TrlAgent(EnvironmentAgent):
         return cls.given
 
     @classmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
-        dataset = cls.loaded().dataset
-        raws = dataset if dataset is not None else [{}] * (count or ENDLESS_ROWS)
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
+        given = cls.loaded()
+        raws = given.eval_dataset if split == "eval" else given.dataset
+        if raws is None and given.dataset is not None:
+            raise UsageError(
+                f"--env trl:{cls.name}: its trainer has no eval_dataset: give --split_dataset_ratio or --val_dataset"
+            )
+        if raws is None:
+            raws = [{}] * (count or ENDLESS_ROWS)
+        elif count is not None:
+            raws = islice(raws, count) if not hasattr(raws, "__len__") else raws
+        elif not hasattr(raws, "__len__"):
+            raise UsageError(f"--env trl:{cls.name}: its dataset has no length: say how many rows, --dataset env#N")
         for row in raws:
             prompt = row.get("prompt") or _NO_PROMPT
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -77,9 +91,12 @@ class TrlAgent(EnvironmentAgent):
             raise UsageError(f"--env trl:{self.name}: a row has the environment {name!r}; there are {known}")
         environment = given.factories[name]()
         methods = _methods(environment)
-        own = {column: value for column, value in own.items() if not (several and column == "environment")}
         messages = row["messages"] if own.get("prompt") or ENV_ROW not in row else [{"role": "user", "content": ""}]
-        prompt = with_text(messages, await _awaited(environment.reset(**own)), between="")
+        columns = {column: value for column, value in own.items() if not (several and column == "environment")}
+        observation = await _awaited(environment.reset(**columns))
+        if not isinstance(observation, str | None):
+            raise UsageError(f"--env trl:{self.name}: reset returned a {type(observation).__name__}, not text or None")
+        prompt = with_text(messages, observation, between="")
         tools = {tool.__name__: tool for tool in (*given.tools, *methods)}
         chat = Chat(client, prompt, [_described(tool) for tool in tools.values()])
 
@@ -110,12 +127,18 @@ async def _rewards(
     for function, weight in zip(given.reward_funcs, weights, strict=True):
         more = {"environments": [environment], "log_metric": _nothing, "log_extra": _nothing, "trainer_state": None}
         [value] = await _awaited(function(prompts=[prompt], completions=[completion], **columns, **more))
-        parts[getattr(function, "__name__", type(function).__name__)] = value
+        name = getattr(function, "__name__", type(function).__name__)
+        parts[name] = value = _opinion(value)
         total += [weight * value] if value is not None else []
     if hasattr(environment, "get_reward"):
-        value = parts[type(environment).__name__] = await _awaited(environment.get_reward())
+        value = parts[type(environment).__name__] = _opinion(await _awaited(environment.get_reward()))
         total += [value] if value is not None else []
     return {"reward": sum(total) if total else None, **parts}
+
+
+def _opinion(value: Any) -> float | None:
+    """To TRL, NaN is no opinion too."""
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...
@@ -154,6 +177,10 @@ def _loaded(name: str, args: Mapping[str, Any]) -> Given:
         path, attribute = name, ""
     try:
         if not attribute:
+            if unknown := sorted(set(args).difference(("argv",))):
+                raise UsageError(
+                    f"--env_args of a script for TRL: unknown {unknown[0]}; there is argv, its command line"
+                )
             return _of_script(path, args.get("argv", ()))
         made = _class(path, attribute)
         given = Given({None: lambda: made(**args)})
@@ -162,7 +189,8 @@ def _loaded(name: str, args: Mapping[str, Any]) -> Given:
     except _Made as error:
         raise UsageError(f"--env trl:{name}: {path} makes a trainer where it is imported: name no class") from error
     except (Exception, SystemExit) as error:
-        raise UsageError(f"--env trl:{name}: {describe(error)}") from error
+        missing = "" if _has_trl() else "; TRL is not installed: if it is needed, pip install 'swift-r1[trl]'"
+        raise UsageError(f"--env trl:{name}: {describe(error)}{missing}") from error
     return given
 
 
@@ -203,7 +231,7 @@ class _Trainer:
 
 
 class _Config(SimpleNamespace):
-    """In the place of their configurations, which would look for GPUs."""
+    """In the place of all else that is TRL's, where that is not installed."""
 
     def __init__(self, *_: Any, **settings: Any) -> None:
         super().__init__(**settings)
@@ -236,6 +264,7 @@ def _of_trainer(path: str, made: Mapping[str, Any]) -> Given:
     return Given(
         factory if isinstance(factory, dict) else {None: factory},
         made.get("train_dataset"),
+        _held_out(made.get("eval_dataset")),
         functions,
         getattr(config, "reward_weights", None),
         made.get("tools") or (),
@@ -243,36 +272,41 @@ def _of_trainer(path: str, made: Mapping[str, Any]) -> Given:
     )
 
 
+def _held_out(given: Any) -> Any:
+    """The rows of a script's `eval_dataset`, which may be several by name."""
+    return [row for rows in given.values() for row in rows] if isinstance(given, dict) else given
+
+
+def _has_trl() -> bool:
+    return importlib.util.find_spec("trl") is not None
+
+
 @contextmanager
 def _trl_replaced() -> Iterator[None]:
-    """Meanwhile TRL's trainers and their configurations are ours; without TRL, stand-ins are in its place."""
-    if importlib.util.find_spec("trl") is None:
-        modules = {name: _StandIn(name) for name in ("trl", "trl.trainer", "trl.experimental", *_TRAINERS)}
-        sys.modules.update(modules)
-        try:
-            yield
-        finally:
-            for name in modules:
-                del sys.modules[name]
-        return
-    kept: list[tuple[ModuleType, str, Any]] = []
-    for names, ours in ((_TRAINERS, _Trainer), (_CONFIGS, _Config)):
-        for name, attribute in names.items():
-            module = importlib.import_module(name)
-            kept.append((module, attribute, vars(module).get(attribute)))
-            setattr(module, attribute, ours)
+    """Meanwhile stand-ins are in the place of TRL's trainers, and of all of TRL where it is not installed."""
+    replaced = _TRAINERS if _has_trl() else (*_TRAINERS, "trl", "trl.trainer", "trl.experimental")
+    before = {name: sys.modules.pop(name, None) for name in replaced}
+    sys.modules.update({name: _StandIn(name) for name in replaced})
+    _forget_trainers()
     try:
         yield
     finally:
-        for module, attribute, own in kept:
-            if own is None:
-                delattr(module, attribute)
-            else:
-                setattr(module, attribute, own)
+        for name, module in before.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
+        _forget_trainers()
+
+
+def _forget_trainers() -> None:
+    """TRL's packages keep what they have looked up in their modules."""
+    for module in [sys.modules[name] for name in ("trl", "trl.trainer") if name in sys.modules]:
+        for attribute in ("GRPOTrainer", "GRPOConfig"):
+            vars(module).pop(attribute, None)
 
 
 class _StandIn(ModuleType):
-    """A module of TRL where it is not installed: it has a trainer, a configuration, and callbacks that do nothing."""
+    """A module of TRL with a trainer that is ours, a configuration, and callbacks that do nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -281,4 +315,17 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__ == _CONFIG and name == "GRPOConfig" and not isinstance(sys.modules["trl"], _StandIn):
+            return _unchecked_config()
         return _Trainer if name.endswith("GRPOTrainer") else _Config
+
+
+@cache
+def _unchecked_config() -> type:
+    """TRL's own configuration, whose fields its parser of command lines reads, without its look at GPUs."""
+    ours = sys.modules.pop(_CONFIG)
+    try:
+        own = importlib.import_module(_CONFIG).GRPOConfig
+    finally:
+        sys.modules[_CONFIG] = ours
+    return type("GRPOConfig", (own,), {"__post_init__": _nothing})

@@ -46,11 +46,15 @@ class VerifiersAgent(EnvironmentAgent):
         return cls.loaded
 
     @classmethod
-    def rows(cls, split: str, count: int | None, seed: int) -> Iterator[Row]:
+    def rows(cls, split: str, count: int | None) -> Iterator[Row]:
         """The environment's training set; its evaluation set where rows are held out."""
         environment = cls.prepare()
         with _silent("verifiers"):
-            dataset = environment.get_eval_dataset() if split == "eval" else environment.get_dataset()
+            dataset = environment.get_dataset() if split == "train" else environment.get_eval_dataset()
+        if split == "eval" and environment.eval_dataset is None:
+            raise UsageError(
+                f"--env verifiers:{cls.name} has no evaluation set: give --split_dataset_ratio or --val_dataset"
+            )
         for row in dataset:
             prompt = row["prompt"]
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -328,10 +328,16 @@ def _load(order: Order) -> None:
 
     load_plugins(order.plugins)
     if order.env_args is not None:
-        from swift_r1.environments.base import adapter
+        from swift_r1.environments.base import adapter, seed_generators
 
         agents[order.agent] = environment = adapter(order.agent, order.env_args)
-        environment.prepare()
+        seed_generators("rows")  # as in the process that has read them
+        try:
+            environment.prepare()
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"--env {order.agent} failed: {describe(error)}") from error
     if order.agent not in agents:
         raise UsageError(f"--agent {order.agent}: the plugins do not register it in another process")
     asyncio.run(_rehearse())

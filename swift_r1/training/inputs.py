@@ -55,7 +55,7 @@ def open_inputs(context: Context) -> Inputs:
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
-        register_environment(args.env, args.env_args)
+        register_environment(args.env, args.env_args, args.reward_env)
     data = load_rows(args.data_flags, start.prepared)
     encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)

@@ -49,7 +49,7 @@ def played() -> Played:
 
     def play(spec: str, args: dict[str, Any], said: Sequence[Said], row: Row | None = None) -> tuple[Any, Says]:
         agent, model = adapter(spec, args), Says(said)
-        row = row or next(islice(agent.rows("train", 1, 0), 1))
+        row = row or next(islice(agent.rows("train", 1), 1))
         with model.client() as client:
             return asyncio.run(agent().run(client, {**row, "prompt_id": "env:0", "episode_id": "e"})), model
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from swift_r1.environments.process import try_environment
 from swift_r1.environments.scripted import sample
 from swift_r1.errors import UsageError
 from tests import forks
+from tests.conftest import until
 from tests.environments.conftest import FILES
 
 SCRIPT = f"trl:{FILES / 'counter_script.py'}"
@@ -102,15 +104,31 @@ def test_environments_that_fail(body: str, said: str, tmp_path: Path) -> None:
 
 def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
     spec = written(tmp_path, "import sys, time; print('I wait', file=sys.stderr); time.sleep(600)")
-    lines, fault = try_environment(spec, {}, 1, 8.0)
+    lines, fault = try_environment(spec, {}, [], 1, 8.0)
     assert len(lines) == 1 and lines[0]["rows"]  # what came before
     assert fault is not None and "its process did not end within 8 s; its last line: I wait" in fault
 
 
 def test_what_it_prints_is_not_between_the_lines(tmp_path: Path) -> None:
     spec = written(tmp_path, 'print(\'{"fault": "mine"}\')')
-    lines, fault = try_environment(spec, {}, 1, 60.0)
+    lines, fault = try_environment(spec, {}, [], 1, 60.0)
     assert fault is None and len(lines) == 2 and lines[1]["turns"] == 1
+
+
+def test_what_it_leaves_behind_holds_nothing_up_and_ends(tmp_path: Path) -> None:
+    left = "import subprocess, threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); "
+    spec = written(tmp_path, left + "return str(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)")
+    lines, fault = try_environment(spec, {}, [], 1, 60.0)
+    assert fault is None and lines[1]["turns"] == 1
+    until(lambda: not psutil.pid_exists(int(lines[1]["first"][0]["content"])), 10)
+
+
+def test_secrets_are_hidden_as_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_API_KEY", "sesame")
+    spec = written(tmp_path, "import os; return os.environ.get('SHOP_API_KEY', 'hidden')")
+    for kept, shown in (([], "hidden"), (["SHOP_API_KEY"], "sesame")):
+        lines, fault = try_environment(spec, {}, kept, 1, 60.0)
+        assert fault is None and lines[1]["first"] == [{"role": "user", "content": shown}]
 
 
 def test_random_arguments_follow_the_schema() -> None:

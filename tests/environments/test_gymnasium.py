@@ -42,7 +42,7 @@ def test_no_action_takes_a_turn_and_no_step(played: Played) -> None:
 
 def test_rows_are_seeds_and_held_out_ones_are_others() -> None:
     agent = adapter("gymnasium:Blackjack-v1", {})
-    train, held_out = list(agent.rows("train", 3, 0)), list(agent.rows("eval", 3, 0))
+    train, held_out = list(agent.rows("train", 3)), list(agent.rows("eval", 3))
     assert [row["env_row"]["seed"] for row in train] == [0, 1, 2]
     assert not {row["env_row"]["seed"] for row in held_out} & {0, 1, 2}
     text = train[0]["messages"][0]["content"]
@@ -55,6 +55,34 @@ def test_the_same_seed_deals_the_same_cards(played: Played) -> None:
         played("gymnasium:Blackjack-v1", {}, ["stick"], row)[1].requests[0]["messages"][0]["content"] for _ in "12"
     }
     assert len(firsts) == 1 and firsts.pop().startswith("Play.\n\n[")
+
+
+def test_a_users_row_without_a_seed_begins_alike(played: Played) -> None:
+    row = {"messages": [{"role": "user", "content": "Play."}]}
+    begun = {played("gymnasium:Begins-v0", {}, ["0"], row)[1].requests[0]["messages"][0]["content"] for _ in "123"}
+    assert len(begun) == 1
+
+
+class Begins(gymnasium.Env):  # type: ignore[misc,name-defined]
+    """A number, by the seed."""
+
+    action_space, observation_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Text(99)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return str(self.np_random.integers(2**40)), {}
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 1.0, True, False, {}
+
+
+class Broken(Begins):
+    def __init__(self) -> None:
+        raise OSError("the board is gone")
+
+
+gymnasium.register("Begins-v0", Begins)
+gymnasium.register("Broken-v0", Broken)
 
 
 class Parrot(gymnasium.Env):  # type: ignore[misc,name-defined]
@@ -87,11 +115,12 @@ def test_an_environment_of_words(played: Played) -> None:
         ("FrozenLake-v1", {"actions": ["a"]}, "has 1 actions, the environment 4"),
         ("Pendulum-v1", {}, "its actions are Box.*which nobody writes"),
         ("no_such_module:X-v0", {}, "No module named 'no_such_module'"),
+        ("Broken-v0", {}, r"OSError: the board is gone \(.*test_gymnasium.py"),
     ],
 )
 def test_environments_that_cannot_be_played(name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        list(adapter(f"gymnasium:{name}", args).rows("train", 1, 0))
+        list(adapter(f"gymnasium:{name}", args).rows("train", 1))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +133,25 @@ def test_environments_that_cannot_be_played(name: str, args: dict[str, Any], sai
         ("v1.0", None),
         ("", None),
         ("12", None),
+        ("9" * 5000, None),
     ],
 )
 def test_the_action_of_a_reply(reply: str, action: int | None) -> None:
     assert _action(reply, ["move left", "move down", "move right", "move up"]) == action
+
+
+def test_names_are_whole_words_and_the_longest_counts() -> None:
+    names = ["right", "turn right", "up", "3"]
+    said = {
+        "Turn right!": 1,
+        "go right": 0,
+        "supper": None,
+        "up, not turn right": 1,
+        "v1.3": None,
+        "3": 3,
+        "nothing": None,
+    }
+    assert {reply: _action(reply, names) for reply in said} == said
 
 
 def test_colours_become_text() -> None:

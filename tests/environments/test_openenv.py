@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.checking.environments import check_environment
 from swift_r1.environments.base import adapter
 from swift_r1.environments.chat import EnvironmentGone
+from swift_r1.environments.scripted import MOST_TURNS
 from swift_r1.errors import UsageError
 from tests.conftest import REPO, free_port, until
 from tests.environments.conftest import FILES, Played
@@ -76,6 +78,12 @@ def test_the_whole_reply_is_a_field(server: Callable[[str], str], played: Played
         played(server("guess"), {"reply": "word"}, [])
 
 
+def test_an_episode_without_an_end_is_cut_off_in_a_check(server: Callable[[str], str]) -> None:
+    report = check_environment(server("guess"), {"reply": "number"}, [], 1, 200.0)
+    assert not report.faults and report.episodes[0].turns == MOST_TURNS
+    assert any("cut off after 250 turns: --max_turns" in note for note in report.notes)
+
+
 def test_tools_by_mcp(server: Callable[[str], str], played: Played) -> None:
     calls = [("price", {"item": "tea"}), ("price", {"item": "gold"}), "2.5"]
     result, model = played(server("shop"), {}, calls)
@@ -86,7 +94,7 @@ def test_tools_by_mcp(server: Callable[[str], str], played: Played) -> None:
 
 
 def test_rows_name_the_environment(server: Callable[[str], str]) -> None:
-    [first, second] = adapter(server("guess"), {}).rows("train", 2, 0)
+    [first, second] = adapter(server("guess"), {}).rows("train", 2)
     assert "Guessing" in first["messages"][0]["content"]
     assert (first["env_row"], second["env_row"]) == ({"seed": 0}, {"seed": 1})
 
@@ -98,6 +106,6 @@ def test_a_server_that_dies_is_nothing_that_the_model_reads(server: Callable[[st
 
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="no OpenEnv server answers there"):
-        list(adapter(f"openenv:127.0.0.1:{free_port()}", {}).rows("train", 1, 0))
+        list(adapter(f"openenv:127.0.0.1:{free_port()}", {}).rows("train", 1))
     with pytest.raises(UsageError, match="unknown speed; there are reset, reply, timeout"):
-        list(adapter("openenv:127.0.0.1:1", {"speed": 2}).rows("train", 1, 0))
+        list(adapter("openenv:127.0.0.1:1", {"speed": 2}).rows("train", 1))

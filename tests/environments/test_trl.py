@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 from swift_r1.data.loading import load_dataset
 from swift_r1.environments.base import adapter
+from swift_r1.environments.process import read_rows
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from tests.environments.conftest import FILES, Played
@@ -52,12 +54,32 @@ def test_its_rows_are_the_data_set_env() -> None:
     assert len(load_dataset("env#7")[0]) == 7
 
 
+DRAWN = """
+import random
+import numpy as np
+from trl import GRPOTrainer
+class Env:
+    def reset(self, **row):
+        return ""
+words = sorted(random.choices("abcdefgh", k=8)) + list({"red", "green", "blue"}) + [str(np.random.rand())]
+rows = [{"prompt": "-", "words": words}]
+GRPOTrainer("m", lambda completions, **_: [0.0], train_dataset=rows, environment_factory=Env)
+"""
+
+
+def test_rows_that_are_drawn_are_the_same_in_each_process(tmp_path: Path) -> None:
+    """Else a run that is resumed would have others."""
+    spec = write(tmp_path, DRAWN)
+    first, again = (list(read_rows(spec, {}, [], "train", None)) for _ in "12")
+    assert first == again
+
+
 def test_episodes_of_a_row_begin_alike() -> None:
-    from swift_r1.environments.base import seed_episode
+    from swift_r1.environments.base import seed_generators
 
     drawn = set()
     for _ in range(3):
-        seed_episode("env:0")
+        seed_generators("env:0")
         [factory] = adapter(SCRIPT, {}).loaded().factories.values()  # type: ignore[attr-defined]
         drawn.add(factory().drawn)
     assert len(drawn) == 1
@@ -73,6 +95,74 @@ def test_a_class_alone_with_a_users_own_row(played: Played) -> None:
 def write(folder: Path, text: str) -> str:
     (folder / "script.py").write_text(text)
     return f"trl:{folder / 'script.py'}"
+
+
+ROWS_AND_REWARDS = """
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+class Env:
+    def reset(self, **row):
+        return row["said"]
+def first(environment, said, **kwargs):
+    return [1.0 if (environment, said) == (["env"], ["held"]) else float("nan")]
+def second(completions, **kwargs):
+    return [0.5]
+rows = {"train": [{"environment": "env", "said": "trained"}], "eval": [{"environment": "env", "said": "held"}]}
+GRPOTrainer(model="m", args=GRPOConfig(bf16=True), reward_funcs=[first, second], environment_factory={"env": Env},
+            train_dataset=(row for row in rows["train"] * 9), eval_dataset=EVAL)
+"""
+
+
+def test_held_out_rows_and_columns_of_rewards(played: Played, tmp_path: Path) -> None:
+    """Imported from where TRL defines them. NaN is no opinion."""
+    spec = write(tmp_path, ROWS_AND_REWARDS.replace("EVAL", "rows['eval']"))
+    [held] = adapter(spec, {}).rows("eval", None)
+    assert held["env_row"]["said"] == "held"
+    for row, parts in ((held, (1.5, 1.0)), (next(adapter(spec, {}).rows("train", 1)), (0.5, None))):
+        result, _ = played(spec, {}, ["x"], row)
+        assert (result["reward"], result["first"]) == parts
+    with pytest.raises(UsageError, match="has no length: say how many rows, --dataset env#N"):
+        list(adapter(spec, {}).rows("train", None))
+    assert len(list(adapter(spec, {}).rows("train", 4))) == 4
+    spec = write(tmp_path, ROWS_AND_REWARDS.replace("EVAL", "{'a': rows['eval'], 'b': rows['train']}"))
+    assert [row["env_row"]["said"] for row in adapter(spec, {}).rows("eval", None)] == ["held", "trained"]
+    spec = write(tmp_path, ROWS_AND_REWARDS.replace("EVAL", "None"))
+    with pytest.raises(UsageError, match="no eval_dataset: give --split_dataset_ratio or --val_dataset"):
+        list(adapter(spec, {}).rows("eval", None))
+
+
+PARSED = """
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+class Env:
+    def reset(self, **row): ...
+    def get_reward(self):
+        return 2.0
+script, config, model = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+GRPOTrainer(model.model_name_or_path, args=config, train_dataset=[{"prompt": "p"}] * 2, environment_factory=Env)
+"""
+
+
+def test_a_command_line_that_trls_parser_reads(played: Played, tmp_path: Path) -> None:
+    args = {
+        "argv": [
+            "--model_name_or_path",
+            "m",
+            "--dataset_name",
+            "d",
+            "--max_tool_calling_iterations",
+            3,
+            "--bf16",
+            "true",
+        ]
+    }
+    spec = write(tmp_path, PARSED)
+    if importlib.util.find_spec("trl") is None:
+        with pytest.raises(UsageError, match=r"TRL is not installed: if it is needed, pip install 'swift-r1\[trl\]'"):
+            adapter(spec, args).prepare()
+        return
+    agent = adapter(spec, args)
+    assert agent.loaded().most_calls == 3  # type: ignore[attr-defined]
+    assert played(spec, args, ["x"])[0]["reward"] == 2.0
 
 
 TOOLS_OF_TWO = '''
@@ -94,7 +184,7 @@ GRPOTrainer(model="m", reward_funcs=lambda completions, **_: [3.0], train_datase
 
 def test_a_row_says_which_environment(played: Played, tmp_path: Path) -> None:
     spec = write(tmp_path, TOOLS_OF_TWO)
-    rows = list(adapter(spec, {}).rows("train", None, 0))
+    rows = list(adapter(spec, {}).rows("train", None))
     result, model = played(spec, {}, ["x"], rows[0])
     assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["go", "stay"]
     assert result["reward"] == 3.0 and model.requests[0]["messages"][0]["content"] == "left"
@@ -127,5 +217,7 @@ def test_names_that_are_not_there(tmp_path: Path) -> None:
         adapter(f"{SCRIPT}:Env", {}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="makes a trainer where it is imported: name no class"):
         adapter(f"{write(tmp_path, TOOLS_OF_TWO)}:Left", {}).loaded()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="unknown most; there is argv, its command line"):
+        adapter(SCRIPT, {"most": 2}).loaded()  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="No module named 'nowhere'"):
         adapter("trl:nowhere:Env", {}).loaded()  # type: ignore[attr-defined]

@@ -47,11 +47,16 @@ def test_tools(played: Played) -> None:
 
 def test_rows_and_the_right_answer() -> None:
     agent = adapter(REVERSING, {"count": 2})
-    train, held_out = list(agent.rows("train", None, 0)), list(agent.rows("eval", None, 0))
+    train, held_out = list(agent.rows("train", None)), list(agent.rows("eval", None))
     assert [row["env_row"]["answer"] for row in train] == ["enots", "revir"]
     assert [row["env_row"]["question"] for row in held_out] == ["Reverse cloud."]
     said = agent.scripts(train[0]["env_row"])["the row's answer"](None)  # type: ignore[arg-type]
     assert "<answer>\nenots\n</answer>" in said
+
+
+def test_no_rows_are_held_out_without_an_evaluation_set() -> None:
+    with pytest.raises(UsageError, match="has no evaluation set: give --split_dataset_ratio or --val_dataset"):
+        list(adapter(REVERSING, {"held_out": 0}).rows("eval", None))
 
 
 def test_a_reward_that_raises_is_no_zero(played: Played) -> None:

@@ -27,7 +27,7 @@ class Twice(vf.MultiTurnEnv):
         return state["answer"] in (said or "")
 
 
-def load_environment(how: str = "single", count: int = 3, reward: str = "exact") -> vf.Environment:
+def load_environment(how: str = "single", count: int = 3, reward: str = "exact", held_out: int = 1) -> vf.Environment:
     rows = [{"question": f"Reverse {word}.", "answer": word[::-1], "info": {"at": n}} for n, word in enumerate(WORDS)]
     parser = vf.XMLParser(["think", "answer"])
 
@@ -47,7 +47,7 @@ def load_environment(how: str = "single", count: int = 3, reward: str = "exact")
     rubric = vf.Rubric(funcs=[functions[reward], length], weights=[1.0, 0.25], parser=parser)
     own = {
         "dataset": Dataset.from_list(rows[:count]),
-        "eval_dataset": Dataset.from_list(rows[-1:]),
+        "eval_dataset": Dataset.from_list(rows[-held_out:]) if held_out else None,
         "system_prompt": "You reverse.",
         "parser": parser,
         "rubric": rubric,
