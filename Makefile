@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -65,6 +65,17 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 	@.venv-lm-eval/bin/python -m pip install -q --disable-pip-version-check lm-eval==0.4.13 \
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
 	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/evaluation/test_lm_eval.py $(PYTEST_ARGS)
+
+test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12), and short tests of every part there
+	@PYTHON="$(PYTHON)" $(ENV) scripts/other_python.sh $(PYTEST_ARGS)
+
+newest: install ## the newest version of each dependency alone, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
+	@$(PY) scripts/newest.py $(NEWEST_ARGS)
+
+image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, with podman; IMAGE_ARGS for its build
+	@for target in swift rollout; do \
+	  podman build --format docker --layers --build-arg "DEVICE=$(or $(DEVICE),cpu)" --target $$target $(IMAGE_ARGS) \
+	    -t "swift-r1:$(or $(DEVICE),cpu)$$([ $$target = swift ] || echo -$$target)" -f containers/Containerfile . || exit 1; done
 
 gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)

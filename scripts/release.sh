@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A release: scripts/release.sh VERSION. Writes the version everywhere, builds the wheel and the source archive in dist/,
-# tries the wheel in a fresh environment, writes checksums, an SBOM and the licences of what .venv holds, commits, tags.
-# Nothing is uploaded or pushed. Undo: git tag -d vVERSION; git reset --hard HEAD~1
+# A release: SIGNING_KEY=~/.ssh/id_ed25519 scripts/release.sh VERSION. Writes the version everywhere, builds the wheel and the
+# source archive in dist/, tries the wheel in a fresh environment, writes an SBOM, the licences of what .venv holds, and
+# checksums with a signature, commits, tags. The key is one of OpenSSH's, or its .pub where an agent has it; RELEASE_KEYS must
+# name it. SIGNING_KEY=none signs nothing. Nothing is uploaded or pushed. Undo: git tag -d vVERSION; git reset --hard HEAD~1
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-}
@@ -16,6 +17,15 @@ die() {
 ! git rev-parse -q --verify "refs/tags/v$version" >/dev/null || die "the tag v$version is there already"
 awk '/^## \[Unreleased\]/ { on = 1; next } /^## / { on = 0 } on && /^- / { found = 1 } END { exit !found }' CHANGELOG.md ||
     die "CHANGELOG.md has nothing under Unreleased"
+key=${SIGNING_KEY:-}
+[ -n "$key" ] || die "nothing to sign with: SIGNING_KEY=~/.ssh/id_ed25519 scripts/release.sh $version (or SIGNING_KEY=none)"
+if [ "$key" != none ]; then
+    [ -f "$key" ] && public=$(ssh-keygen -y -P '' -f "$key" 2>/dev/null || cat "${key%.pub}.pub" 2>/dev/null) ||
+        die "SIGNING_KEY: $key is no key of OpenSSH's with its .pub beside it"
+    public=$(cut -d ' ' -f 1-2 <<<"$public")
+    signer=$(awk -v key="$public" '!/^#/ && index($0, key) { print $1; exit }' RELEASE_KEYS)
+    [ -n "$signer" ] || die "RELEASE_KEYS lacks $key; its line is: NAME@EXAMPLE namespaces=\"file,git\" $public"
+fi
 [ -x $py ] || die "no .venv: make install"
 
 work=$(mktemp -d)
@@ -42,9 +52,15 @@ $py -m venv "$work/fresh"
 "$work/tools/bin/cyclonedx-py" environment .venv/bin/python --output-reproducible -o "dist/swift_r1-$version.sbom.json"
 "$work/tools/bin/pip-licenses" --python=.venv/bin/python --format=csv --order=license >"dist/swift_r1-$version.licenses.csv"
 (cd dist && sha256sum -- * >SHA256SUMS)
+sign=()
+if [ "$key" != none ]; then
+    ssh-keygen -q -Y sign -f "$key" -n file dist/SHA256SUMS
+    ssh-keygen -Y verify -f RELEASE_KEYS -I "$signer" -n file -s dist/SHA256SUMS.sig <dist/SHA256SUMS
+    sign=(-c gpg.format=ssh -c "user.signingkey=$key" -c tag.gpgSign=true)
+fi
 
 git commit -qm "chore(release): $version" -- setup.py CITATION.cff CHANGELOG.md
 done=1
-git tag -a "v$version" -m "swift-r1 $version"
+git "${sign[@]}" tag -a "v$version" -m "swift-r1 $version"
 echo "tagged v$version; in dist/:"
 cat dist/SHA256SUMS

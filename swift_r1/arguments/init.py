@@ -13,6 +13,7 @@ TASKS = {
     "format": "answers in a given form",
     "code": "programs that pass tests",
     "judge": "texts that another model judges",
+    "agent": "conversations with a program, which it asks for what it needs",
 }
 
 

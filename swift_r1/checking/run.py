@@ -163,17 +163,16 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if called and not report.faults:
             report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
-        played = args.env is not None and set(names) <= set(_OF_EPISODES)  # the episodes show those
-        if rows and names and not played:
+        judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
+        if rows and names:
             report.faults += column_faults(args, columns_of(rows))
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
-            if not report.faults:
-                report.rewards = try_rewards(args, names, rows, golds, prefix)
+            if judged and not report.faults:
+                report.rewards = try_rewards(args, judged, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
-    judged = [one for one in report.rewards if one.name not in _OF_EPISODES]  # these judge episodes, not completions
-    if judged and all(one.tells_right is False for one in judged):
+    if report.rewards and all(one.tells_right is False for one in report.rewards):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report
 

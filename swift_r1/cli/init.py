@@ -27,11 +27,12 @@ swift init my-task --task maths --model Qwen/Qwen2.5-0.5B-Instruct
 """
 HELP = (_USAGE, InitArguments, _EXAMPLES)
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
-_CHECKS = {  # dataset and rewards
+_CHECKS = {  # dataset and rewards, and other flags
     "maths": ("problems", "right_number"),
     "format": ("texts", "wanted_json"),
     "code": ("tasks", "code", "one_block"),
     "judge": ("wishes", "short"),  # without the judge, which the check would ask: none runs yet
+    "agent": ("orders", "right_total", "--agent", "buyer"),
 }
 
 

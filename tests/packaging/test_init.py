@@ -45,10 +45,10 @@ def test_it_overwrites_nothing_and_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "new" / "plugin.py").write_text("mine")
     for words, said in (
         (("new", "--task", "maths"), "new holds plugin.py already: name another folder"),
-        (("new",), "swift init FOLDER --task maths|format|code|judge"),
-        ((), "swift init FOLDER --task maths|format|code|judge"),
+        (("new",), "swift init FOLDER --task maths|format|code|judge|agent"),
+        ((), "swift init FOLDER --task maths|format|code|judge|agent"),
         (("a", "b", "--task", "maths"), "one folder, not 2: a b"),
-        (("new", "--task", "mats"), "--task must be one of maths, format, code, judge, not 'mats'"),
+        (("new", "--task", "mats"), "--task must be one of maths, format, code, judge, agent, not 'mats'"),
         (("new/plugin.py/x", "--task", "maths"), "cannot be written: Not a directory"),
     ):
         done = swift(tmp_path, "init", *words)

@@ -17,7 +17,7 @@ WITHOUT = """
 from importlib.machinery import PathFinder
 
 found = PathFinder.find_spec
-missing = {"torch", "transformers", "accelerate", "peft", "deepspeed", "vllm"}
+missing = {"torch", "transformers", "accelerate", "peft", "deepspeed", "vllm", "openai"}
 PathFinder.find_spec = lambda name, *rest: None if name in missing else found(name, *rest)
 """
 PLUGIN = (
@@ -49,6 +49,13 @@ def test_a_plugin_is_written_and_checked(tmp_path: Path) -> None:
         done = swift(tmp_path, *words)
         assert done.returncode == EXIT_OK, done.stderr
     assert "all good" in done.stdout
+
+
+def test_an_agent_is_written_and_its_check_says_what_to_install(tmp_path: Path) -> None:
+    done = swift(tmp_path, "init", "new", "--task", "agent")
+    assert done.returncode == EXIT_USAGE
+    assert "the package openai, of which agents get a client: pip install 'swift-r1[agents]'" in done.stdout
+    assert sorted(one.name for one in (tmp_path / "new").iterdir()) == ["data.jsonl", "plugin.py", "run.yaml"]
 
 
 @pytest.mark.parametrize(

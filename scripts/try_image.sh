@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Tries an image of the rollout server as the user who calls it, without root: scripts/try_image.sh IMAGE MODEL-FOLDER.
+# The container must become healthy, answer a chat request with the key, refuse one without, and end on SIGTERM.
+# PODMAN_ARGS are more arguments of `podman run`, such as --cgroups=disabled.
+set -euo pipefail
+image=$1 model=$(realpath "$2") port=${PORT:-8123} name=swift-try-$$
+key=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n')
+trap 'podman rm -f "$name" >/dev/null 2>&1 || true' EXIT
+die() {
+    echo "try_image: $*" >&2
+    podman logs "$name" 2>&1 | tail -n 20 >&2
+    exit 1
+}
+# The key goes by the environment, not by a command line.
+# shellcheck disable=SC2086
+SWIFT_API_KEY=$key podman run -d --name "$name" --env SWIFT_API_KEY --volume "$model:/model:ro" \
+    --publish "127.0.0.1:$port:8000" --shm-size 1g ${PODMAN_ARGS:-} "$image" \
+    --model /model --vllm_max_model_len 512 >/dev/null
+[ "$(podman exec "$name" id -u)" != 0 ] || die "it runs as root"
+for ((second = 0; ; second += 5)); do
+    podman healthcheck run "$name" >/dev/null 2>&1 && break
+    [ "$(podman inspect -f '{{.State.Running}}' "$name")" = true ] || die "it has ended"
+    [ "$second" -lt 600 ] || die "not healthy after 600 s"
+    sleep 5
+done
+echo "healthy after about $second s, as user $(podman exec "$name" id -un)"
+ask() {
+    curl -s --max-time 120 -o /dev/stdout -w '\n%{http_code}\n' "http://127.0.0.1:$port/v1/chat/completions" \
+        -H 'Content-Type: application/json' "$@" -d '{"model": "any", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}'
+}
+[ "$(ask | tail -n 1)" = 401 ] || die "it answers without the key"
+answer=$(ask -H "@/dev/stdin" <<<"Authorization: Bearer $key")
+[ "$(tail -n 1 <<<"$answer")" = 200 ] || die "it does not answer: $answer"
+head -c 300 <<<"$answer"
+echo
+podman stop -t 60 "$name" >/dev/null
+code=$(podman inspect -f '{{.State.ExitCode}}' "$name")
+[ "$code" = 143 ] || die "it ended with $code after SIGTERM, not with 143"
+echo "ended on SIGTERM with $code"
