@@ -25,6 +25,16 @@ EXIT_RANK_KILLED = 76
 """Of the trainer's launcher, to `swift launch` alone: a signal killed a rank. The run's own code would be 5."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_USAGE: "bad flags, plugin, data or environment, found before any model loads",
+    EXIT_SERVER_UNREACHABLE: "the rollout server was not reached in time",
+    EXIT_PORT_TAKEN: "the port is taken",
+    EXIT_RUN_FAILED: "the run failed",
+    EXIT_INTERRUPTED: "interrupted by Ctrl-C, state saved",
+    EXIT_TERMINATED: "ended by SIGTERM, state saved",
+}
+"""Of every command, with what each says."""
 
 
 class SwiftError(Exception):

@@ -1,2 +1,126 @@
+"""docs/files.md: what runs write, and the exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+
+from text import MADE, table
+
+from swift_r1.cli.main import main
+from swift_r1.errors import EXIT_CODES, SwiftError
+from swift_r1.inference.server import bind
+from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
+from swift_r1.runs.catalogue import CHECKPOINT, OTHERS, RUN, WrittenFile
+from swift_r1.wire.client import RolloutClient
+
+_INTRODUCTION = f"""{MADE}
+# Files and exit codes
+
+What a run leaves behind, and what its exit code says. A run is read from its folder alone, while it trains or later,
+here or on another machine: [seeing-a-run.md](seeing-a-run.md).
+
+- [The folder of a run](#the-folder-of-a-run)
+- [A checkpoint](#a-checkpoint)
+- [An evaluation](#an-evaluation)
+- [A sweep](#a-sweep)
+- [Rollout servers](#rollout-servers)
+- [Exit codes](#exit-codes)
+
+## The folder of a run
+
+`--output_dir D` makes `D/vN-YYYYmmdd-HHMMSS/`; with `--add_version false` it is `D` itself. A line of a JSON Lines file
+is one object; numbers that are not finite are `null`. A killed run may have half a last line; resuming cuts the logs
+back to the checkpoint.
+"""
+_CHECKPOINT = """## A checkpoint
+
+`checkpoint-N` is written under another name, synced, hashed and renamed: one that exists is complete
+([checkpoints.md](checkpoints.md)).
+"""
+_EVALUATION = "`swift eval`, in `--output_dir` (default: `output/eval/<model>`); [evaluation.md](evaluation.md)."
+_SWEEP = "`swift sweep`, in its `output_dir`; [sweep.md](sweep.md)."
+_SERVERS = """## Rollout servers
+
+`swift rollout` keeps nothing. While it runs it has weights and sockets in folders of its own below `/dev/shm` and
+`TMPDIR`, and with `--adapters` a merged model below `TMPDIR`; they go with it, and what a killed server leaves is
+removed at the next start.
+"""
+_CODES = """## Exit codes
+
+Of every `swift` command. A fault is one line on standard error, `swift COMMAND: ...`; several faults of the flags are
+several lines. `swift why` ends with 5 where it finds something. 1 is a defect of ours, with a traceback.
+"""
+_NOTES = {130: "the current step is finished and a checkpoint saved; a second Ctrl-C ends it at once", 143: "the same"}
+
+
 def page() -> str:
-    return ""
+    parts = [_INTRODUCTION, _files(RUN), "", *_fields(RUN), _CHECKPOINT, _files(CHECKPOINT), ""]
+    for title, about in (("An evaluation", _EVALUATION), ("A sweep", _SWEEP)):
+        parts += [f"## {title}", "", about, "", _files(OTHERS[title]), ""]
+    rows = ((str(code), why, _said(code)) for code, why in EXIT_CODES.items())
+    return "\n".join([*parts, _SERVERS, _CODES, table(("code", "meaning", "for example"), rows), ""])
+
+
+def _files(files: Sequence[WrittenFile]) -> str:
+    rows = ((f"`{one.path}`", one.about, one.form, one.readers) for one in files)
+    return table(("file", "what it is", "format", "read by"), rows)
+
+
+def _fields(files: Sequence[WrittenFile]) -> list[str]:
+    parts = []
+    for one in files:
+        if one.fields:
+            rows = ((f"`{name}`", about) for name, about in one.fields.items())
+            parts += [f"### {one.path.replace('<', '').replace('>', '')}", "", table(("field", "what it is"), rows), ""]
+    return parts
+
+
+def _said(code: int) -> str:
+    return f"`{_EXAMPLES[code]()}`" if code in _EXAMPLES else _NOTES.get(code, "")
+
+
+def _bad_flag() -> str:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        main(["rlhf", "--learning_rat", "1e-6"])
+    return errors.getvalue().splitlines()[0]
+
+
+def _no_server() -> str:
+    try:
+        RolloutClient("http://127.0.0.1:9").wait_until_ready(0.2, lambda _line: None)
+    except SwiftError as error:
+        return f"swift rlhf: {error}".replace(":9 ", ":8000 ").replace("0.2 s", "240 s")
+    raise AssertionError("somebody serves on port 9")
+
+
+def _taken() -> str:
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        try:
+            bind("127.0.0.1", port)
+        except SwiftError as error:
+            return f"swift rollout: {error}".replace(str(port), "8000")
+    raise AssertionError("a port was given twice")
+
+
+def _invalid() -> str:
+    cause = "ZeroDivisionError: division by zero (plugin.py:12)"
+    bad = tuple(InvalidReward(place, cause, "exception") for place in range(64))
+    column = RewardColumn("last_number", (float("nan"),) * 64, bad, 0.0)
+    batch = RewardBatch(["The sum is 58"] * 64, _columns(), 8, {"global_step": 3})
+    try:
+        InvalidRewardMonitor(0.2).update([column] * 5, batch)
+    except SwiftError as error:
+        return f"swift rlhf: {error}"
+    raise AssertionError("these rewards are invalid")
+
+
+def _columns() -> Mapping[str, Sequence[str]]:
+    return {}
+
+
+_EXAMPLES = {2: _bad_flag, 3: _no_server, 4: _taken, 5: _invalid}

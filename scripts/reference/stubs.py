@@ -93,9 +93,9 @@ def _head(one: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, lines: lis
     declared = lines[first - 1 : last]
     while not _is_text(body) and not declared[-1].rstrip().endswith(":"):
         declared.pop()  # a comment above the first statement
-    yield from declared
     if not _is_text(body) and not isinstance(one, ast.ClassDef):
-        yield f"{' ' * body.col_offset}..."
+        declared[-1] += " ..."
+    yield from declared
 
 
 def _source(one: ast.stmt, lines: list[str]) -> list[str]:

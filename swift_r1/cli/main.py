@@ -11,12 +11,13 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
+from swift_r1.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
@@ -137,6 +138,7 @@ def _help() -> str:
     from swift_r1.runtime.libraries import own_version
 
     ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
+    codes = textwrap.fill(f"Exit codes: {'; '.join(f'{code} {why}' for code, why in EXIT_CODES.items())}.", 118)
     return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins
 
 {ours}
@@ -151,5 +153,4 @@ A run with the rollout server and two trainer processes:
     --reward_funcs external_countdown format --dataset 'countdown#50000' --per_device_train_batch_size 8 \\
     --use_vllm true --vllm_server_host 127.0.0.1 --deepspeed zero3
 
-Exit codes: 0 done; 2 bad flags, plugin, data or environment; 3 server not reached; 4 port taken; 5 the run failed;
-130 / 143 interrupted, state saved."""
+{codes}"""

@@ -24,9 +24,9 @@ class ServerMetrics:
         what = "Commit to served, waiting included"
         self.update_seconds = Histogram("swift_weight_update_seconds", what, buckets=_UPDATE_SECONDS, registry=own)
 
-        what = "Sessions by what happened to them"
+        what = "Sessions that were opened, expired, deleted or refused"
         self.sessions = Counter("swift_sessions", what, ["event"], registry=own)
-        what = "Calls of sessions by how they stand to the earlier ones, and those retried or failed"
+        what = "Calls of sessions by kind (docs/agents.md), and those retried or failed"
         self.session_calls = Counter("swift_session_calls", what, ["kind"], registry=own)
 
     def gauge(self, name: str, what: str, value: Callable[[], float]) -> None:

@@ -52,10 +52,6 @@ class RolloutService:
         self.model_name = config.served_model_name or config.model
         self.started = int(time.time())
         self._instance = secrets.token_hex(8)
-        metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.machine.version)
-        metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.admission.running)
-        metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updates.sleeping.level)
-        metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.admission.why_closed is None)
 
     @property
     def prompts(self) -> PromptTokenizer:
@@ -219,6 +215,14 @@ class Lifecycle:
         self.dead: str | None = None  # why it cannot serve any more
         self.gateway = _gateway(config, self.metrics)
         self.failure: BaseException | None = None  # what loading raised
+        self._gauge("swift_weight_version", "Version of the served weights", lambda one: one.machine.version)
+        self._gauge("swift_running_requests", "Requests in the engine", lambda one: one.admission.running)
+        self._gauge("swift_asleep", "Sleep level of the engine", lambda one: one.updates.sleeping.level)
+        self._gauge("swift_ready", "1 while generations are let in", lambda one: one.admission.why_closed is None)
+
+    def _gauge(self, name: str, what: str, value: Callable[[RolloutService], float]) -> None:
+        """0 while the model loads."""
+        self.metrics.gauge(name, what, lambda: 0 if self.service is None else value(self.service))
 
     @property
     def why_not_ready(self) -> str | None:

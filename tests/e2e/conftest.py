@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.runs.catalogue import undescribed
 from swift_r1.tracking.glossary import unknown
 from tests import forks
 
@@ -39,7 +40,7 @@ class Run:
 def rlhf(tmp_path: Path) -> Callable[..., Run]:
     """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task, a flag that is [] is left out; what it
     prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, and draws curves. A
-    metric that the glossary lacks is a failure."""
+    metric that the glossary lacks, and a file that the catalogue lacks, is a failure."""
 
     def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
         defaults = {
@@ -77,6 +78,8 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         if (finished.folder / "logging.jsonl").is_file():
             new = unknown({key for line in finished.lines("logging.jsonl") for key in line})
             assert not new, f"no entry of swift_r1/tracking/glossary says what {new} are"
+            written = [path.relative_to(finished.folder) for path in finished.folder.rglob("*") if path.is_file()]
+            assert not undescribed([str(path) for path in written]), "no entry of swift_r1/runs/catalogue.py"
         return finished
 
     return run
