@@ -1,0 +1,129 @@
+"""docs/from-trl.md, from-verl.md and from-openrlhf.md: our flags and defaults are what the parser knows, commands are
+accepted, and rewards are carried over as the pages say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.fields import from_words, spellings
+from swift_r1.arguments.parser import parse_arguments
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("from-trl", "from-verl", "from-openrlhf")}
+COMMANDS = {"rlhf": RlhfArguments, "rollout": RolloutArguments, "eval": EvalArguments}
+WORDS = shlex.split("--rlhf_type grpo --model m --dataset a.jsonl --reward_funcs format --use_vllm true")
+DEFAULTS = parse_arguments(RlhfArguments, [*WORDS, "--vllm_server_host", "h"], {})
+
+
+def rows(page: str) -> Iterator[tuple[str, str]]:
+    """Theirs and ours, of every row of every table."""
+    here = None
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if "here" in cells:
+            here = cells.index("here")
+        elif not cells:
+            here = None
+        elif here is not None and cells[0] != "---":
+            yield cells[0], cells[here]
+
+
+def fences(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def named_flags(cell: str) -> Iterator[tuple[type, str, list[str]]]:
+    """The command, the flag and the values behind it, of each flag in a cell."""
+    for code in re.findall("`([^`]*)`", cell):
+        words = code.split()
+        command = COMMANDS[words[1]] if words[:1] == ["swift"] else RlhfArguments
+        for place, word in enumerate(words):
+            if word.startswith("--"):
+                values = []
+                for value in words[place + 1 :]:
+                    if value.startswith("--"):
+                        break
+                    values.append(value)
+                yield command, word.removeprefix("--"), values
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_our_flags_exist_and_take_the_values_shown(page: str) -> None:
+    found = 0
+    for theirs, ours in rows(PAGES[page]):
+        if ours == "the same":
+            names = re.findall(r"`-{0,2}(\w+)=?`", theirs)
+            assert names and set(names) <= spellings(RlhfArguments).keys(), theirs
+            found += len(names)
+        for command, flag, values in named_flags(ours):
+            spec = spellings(command).get(flag)
+            assert spec is not None, (flag, ours)
+            if values:
+                from_words(spec, values)  # raises for what is no value of it
+            found += 1
+    assert found > 90
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_our_defaults_are_those_in_brackets(page: str) -> None:
+    compared = 0
+    for _, ours in rows(PAGES[page]):
+        for flag, said in re.findall(r"`--(\w+)` \[([^\] ]+)\]", ours):
+            default = getattr(DEFAULTS, spellings(RlhfArguments)[flag].name)
+            default = default[0] if isinstance(default, list | tuple) else default
+            if said in ("none", "never"):
+                assert default is None, flag
+            elif re.fullmatch(r"-?[\d.e-]+", said):
+                assert float(default) == float(said), (flag, default)
+            else:
+                assert str(default).lower() == said, (flag, default)
+            compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_translated_command_is_accepted(page: str) -> None:
+    parsed = 0
+    for fence in fences(PAGES[page], "bash"):
+        words = words_of(fence)
+        environ = {}
+        while "=" in words[0]:
+            name, _, environ[name] = words.pop(0).partition("=")
+        if words[1] in ("rlhf", "rollout"):
+            parse_arguments(COMMANDS[words[1]], words[2:], environ)
+            parsed += words[1] == "rlhf"
+    assert parsed == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_their_reward_function_passes_the_check(page: str, tmp_path: Path) -> None:
+    for code in fences(PAGES[page], "python"):
+        (tmp_path / re.findall(r"^# (\w+\.py)", code)[0]).write_text(code)
+    (data,) = fences(PAGES[page], "json")
+    (tmp_path / "rows.jsonl").write_text(data)
+    (check,) = (fence for fence in fences(PAGES[page], "bash") if fence.startswith("swift check"))
+    done = subprocess.run(
+        [sys.executable, "-m", "swift_r1", *words_of(check)[1:]],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all good" in done.stdout
