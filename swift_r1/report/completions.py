@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swift_r1.report.blocks import Block, Figure, Passage, Passages
@@ -66,7 +66,7 @@ def _alone(row: Mapping[str, Any]) -> Passages:
     names = [name for name in row if name.startswith("rewards/")]
     rewards = [f"{name.removeprefix('rewards/')} {_number(row[name])}" for name in names]
     more = ", ".join([*rewards, str(row.get("finish_reason", ""))]).rstrip(", ")
-    return Passages(title, [Passage(more, str(row.get("completion", "")))], prompt=str(row.get("prompt", "")))
+    return Passages(title, [Passage(more, spoken(row))], prompt=str(row.get("prompt", "")))
 
 
 def same_prompts(evaluated: CompletionTable) -> list[Block]:
@@ -83,13 +83,31 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
             for step in spread(steps, _VERSIONS)
             for row in evaluated.page(CompletionQuery((step, step), prompt_id=prompt_id), limit=1)
         ]
-        passages = [
-            Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", str(row.get("completion", "")))
-            for row in rows
-        ]
+        passages = [Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", spoken(row)) for row in rows]
         if rows:
             found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
     return found
+
+
+def spoken(row: Mapping[str, Any]) -> str:
+    """What followed the prompt: the completion, or of several turns a line for each message from the model's first one
+    on, with the tools that it calls."""
+    messages = row.get("messages")
+    messages = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
+    if len(messages) - first < 2:
+        return str(row.get("completion", ""))
+    return "\n".join(f"[{one['role']}] {' '.join(_said(one))}" for one in messages[first:] if one.get("role"))
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
+    if message.get("content"):
+        yield str(message["content"])
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        known = isinstance(function, dict)
+        yield f"{function.get('name')}({function.get('arguments')})" if known else str(call)
 
 
 def _number(value: Any) -> str:

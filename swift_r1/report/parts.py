@@ -35,6 +35,7 @@ def facts(run: RunFolder) -> dict[str, str]:
     rewards, weights = _texts(args.get("reward_funcs")), _texts(args.get("reward_weights"))
     weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
     more = {
+        "agent": args.get("env") or args.get("agent") or args.get("agent_command"),
         "data": ", ".join(_texts(args.get("dataset"))),
         "rewards": ", ".join(weighted or rewards),
         "hardware": _hardware(run),

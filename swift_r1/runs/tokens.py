@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"(step|probe)-(\d{6,})\.parquet")
 _VOCABULARY = "vocabulary.parquet"
-_KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group")
+_KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group", "sequence")
 
 
 @dataclass(frozen=True)

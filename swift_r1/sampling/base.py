@@ -57,10 +57,11 @@ class Conversation:
     prompt: Prompt  # with the tokens of the first turn's prompt (an environment makes its own)
     sequences: Sequence[TokenSequence]
     turns: Sequence[Sequence[int]]  # the tokens of each turn of the policy
-    messages: list[dict[str, Any]]  # the whole conversation
+    messages: list[dict[str, Any]]  # the whole conversation; of several sequences of an agent, the last one's
     text: str  # what rewards see: the last turn, a response prefix included
     finish_reason: FinishReason
     infos: Mapping[str, Any] | None = None  # what scheduler or agent noted, `num_turns` at least; None without one
+    other_messages: Sequence[list[dict[str, Any]]] = ()  # of the sequences before, by their last call
     failure: str | None = None  # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
 
     @property

@@ -318,6 +318,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         row["failure"] = conversation.failure
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
+        row |= {"other_messages": conversation.other_messages} if conversation.other_messages else {}
         if (calls := made_calls(conversation)) is not None:  # without what a repeated run has otherwise
             row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
     if dropped:

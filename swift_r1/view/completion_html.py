@@ -6,6 +6,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from swift_r1.runs.query import FAILURE, LENGTH, clean
@@ -96,8 +97,11 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     title = f"completion {markup(shown(number))}"
     if row.get("dropped"):
         title += ", not trained: its group had no signal"
-    messages = row.get("messages")
+    messages, others = row.get("messages"), _others(row)
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
+    for number, other in enumerate(others, 1):
+        title = f"conversation {number} of {len(others) + 1}: ended before this one"
+        text += f"<details><summary>{title}</summary>{turns(other, whole)}</details>"
     return (
         f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
         f'<nav class="links">{lead}</nav>{text}</article>'
@@ -112,7 +116,13 @@ def is_long(row: Row) -> bool:
     """Whether a card cuts its text."""
     messages = row.get("messages")
     texts = messages if isinstance(messages, list) else [row.get("completion")]
-    return any(len(shown(text)) > _CARD for text in texts)
+    return any(len(shown(text)) > _CARD for text in [*texts, *chain.from_iterable(_others(row))])
+
+
+def _others(row: Row) -> list[list[Any]]:
+    """The other conversations of an agent's episode."""
+    found = row.get("other_messages")
+    return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:

@@ -85,14 +85,15 @@ def flag_of(page: Page, name: str, default: float) -> float:
 
 
 def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
-    """The recorded completions of a round, each once, without their tokens."""
-    found: dict[tuple[str | None, int | None], RecordedCompletion] = {}
+    """The recorded completions of a round, each of their sequences once, without their tokens."""
+    found: dict[tuple[Any, ...], RecordedCompletion] = {}
     for step in record.steps():
         rows = record.completions(step) if step >= round_step else []
         if rows and min(row.round_step or 0 for row in rows) > round_step:
             break
-        found |= {(row.request_id, row.number): row for row in reversed(rows) if row.round_step == round_step}
-    return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0))
+        own = [row for row in reversed(rows) if row.round_step == round_step]
+        found |= {(row.request_id, row.number, row.sequence): row for row in own}
+    return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0))
 
 
 def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:

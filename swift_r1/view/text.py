@@ -16,6 +16,7 @@ from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.report.blocks import visible
+from swift_r1.report.completions import spoken
 from swift_r1.report.parts import facts
 from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.folder import RunFolder
@@ -29,6 +30,7 @@ _CURVE = 32  # characters
 _METRICS = (
     *("reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "kl", "entropy"),
     *("clip_ratio/low", "clip_ratio/high", "rollout/logp_diff", "grad_norm", "loss", "tokens_per_second", "time/step"),
+    *("agent/failed", "agent/sequences"),
 )
 _STATE = ("run", "status", "progress", "time", "reward")  # of one of several runs
 _LEFT_OUT = ("run", "versions")  # of the newest
@@ -151,7 +153,7 @@ def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -
     ]
     room = console.width - sum(max(map(len, column)) + 2 for column in zip(names, *cells, strict=True))
     for row, own in zip(rows, cells, strict=True):
-        text = Text(_line(str(row.get("completion", ""))))
+        text = Text(_line(spoken(row)))
         text.truncate(max(8, room), overflow="ellipsis")
         own.append(text.plain)
     console.print(_table([*names, "completion"], cells))

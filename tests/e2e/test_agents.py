@@ -65,6 +65,9 @@ def test_two_ranks_with_episodes_of_several_sequences(train: Callable[..., Any])
     rows, [line] = run.lines("completions.jsonl"), run.steps
     assert len(rows) == 8 and all(row["sequences"] == row["turns"] == 3 and row["entropy"] > 0 for row in rows)
     assert line["rollout/logp_diff"] < LOGP_NOISE and line["agent/sequences"] == 3 and line["kl_penalty"] == 0
+    for row in rows:
+        assert {one[0]["content"] for one in row["other_messages"]} == {"left", "right"}
+        assert row["messages"][0]["content"] == "both"
     recorded = read_table(run.folder / "tokens" / "step-000001.parquet").to_pylist()
     assert Counter((one["request_id"], one["number"], one["sequence"]) for one in recorded).total() == 24
     advantages = {(row["request_id"], row["number"]): row["advantage"] for row in rows}

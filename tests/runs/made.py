@@ -197,7 +197,8 @@ def recorded(row: Mapping[str, Any], step: int, probe: bool = False) -> dict[str
 
 def write_tokens(path: Path, rows: list[dict[str, Any]]) -> None:
     kinds = {"step": pa.int32(), "round_step": pa.int32(), "prompt_id": pa.string(), "request_id": pa.string()}
-    kinds |= {"number": pa.int16(), "group": pa.int32(), "prompt_token_ids": pa.list_(pa.int32())}
+    kinds |= {"number": pa.int16(), "group": pa.int32(), "sequence": pa.int16()}
+    kinds |= {"prompt_token_ids": pa.list_(pa.int32())}
     kinds |= {"token_ids": pa.list_(pa.int32()), "mask": pa.list_(pa.bool_()), "clipped": pa.list_(pa.int8())}
     kinds |= dict.fromkeys(("rollout_logps", "logps", "ratios"), pa.list_(pa.float32()))
     kinds |= dict.fromkeys(("entropies", "advantages", "ref_logps"), pa.list_(pa.float32()))

@@ -30,7 +30,7 @@ NAMES = (
 )
 OURS = {
     *("table", "thead", "tbody", "tr", "th", "td", "a", "b", "button", "p", "nav", "article", "h3", "dl", "dt", "dd")
-} | {*("pre", "div")}
+} | {*("pre", "div", "details", "summary")}
 
 
 class _Tags(HTMLParser):
@@ -59,6 +59,15 @@ def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[
     }
     html.encode()
     assert is_long(row) in (True, False) and isinstance(data_columns(row), dict)
+
+
+def test_all_conversations_of_an_episode_are_there() -> None:
+    said = [[{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}] for name in "abc"]
+    html = card({"messages": said[2], "other_messages": said[:2], "sequences": 3}, [], {})
+    assert html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    assert not is_long({"messages": said[2], "other_messages": said[:2]})
+    said[0][1]["content"] *= 10_000
+    assert is_long({"messages": said[2], "other_messages": said[:2]})
 
 
 def test_values_are_short() -> None:

@@ -95,6 +95,23 @@ def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(vie
     page.wait_for_function("location.search.includes('number=1') && location.search.includes('colour=clipped')")
 
 
+def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
+    row = recorded(run, 3, 2)
+    own = [row | {"sequence": number, "token_ids": [97 + number] * len(row["token_ids"])} for number in range(3)]
+    for step in (3, 4):  # two optimizer steps trained on it
+        write_tokens(run / "tokens" / f"step-{step:06d}.parquet", [one | {"step": step} for one in own])
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2")
+    for number in range(3):
+        page.wait_for_selector(f"text={number + 1} of 3 that are recorded")
+        page.wait_for_function(f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')")
+        if number < 2:
+            page.get_by_title("next completion").click()
+    page.get_by_label("optimizer step").click()
+    page.get_by_role("option").nth(1).wait_for()
+    assert page.get_by_role("option").all_inner_texts() == ["3", "4"]
+
+
 def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) -> None:
     rows, page, url = lines(run / "completions.jsonl"), tab(), viewer(run).url
 

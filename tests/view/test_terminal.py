@@ -56,6 +56,25 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
     assert lines[-1] == "1 more groups: --step 7"
 
 
+def test_an_agents_calls_are_shown(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=2)
+    args = json.loads((run / "args.json").read_text())
+    args["args"] |= {"env": "trl:game.py", "agent": "trl:game.py"}
+    (run / "args.json").write_text(json.dumps(args))
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"to": 2}'}}
+    messages = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "so 3"},
+    ]
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
+    write_rows(run / "completions.jsonl", [row | {"turns": 2, "messages": messages} for row in rows])
+    lines = shown(capsys, run)
+    assert "agent                trl:game.py" in lines
+    assert any('[assistant] add({"to": 2}) [tool] 3 [assista' in line for line in lines)
+
+
 def test_a_step_and_a_prompt(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=8)
     assert [line.split(",")[1] for line in shown(capsys, run, step=3) if line.startswith("step 3")] == [

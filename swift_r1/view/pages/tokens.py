@@ -39,6 +39,7 @@ async def tokens(page: Page) -> None:
     rows = [one]
     if not page.text("probe"):
         rows = await asyncio.to_thread(record.completion, one.round_step or 0, str(one.request_id), one.number)
+        rows = [row for row in rows if row.sequence == one.sequence]
     if not rows:
         raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
@@ -69,9 +70,9 @@ def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
     """Of the completion that the address names. Raises UsageError: it is not recorded."""
     if not page.text("request"):
         return 0
-    wanted = page.text("request"), page.whole("number", 0)
+    wanted = page.text("request"), page.whole("number", 0), page.whole("sequence", 0)
     for place, one in enumerate(there):
-        if (one.request_id, one.number) == wanted:
+        if (one.request_id, one.number, one.sequence or 0) == wanted:
             return place
     raise UsageError(f"completion {wanted[1]} of {wanted[0]} is not in the record: see --log_tokens")
 
@@ -83,7 +84,8 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
             other = there[to]
             if not page.text("probe"):
                 kept["step"] = str(other.round_step)
-            href = page.link("/tokens", **kept, request=other.request_id, number=other.number)
+            where = {"request": other.request_id, "number": other.number, "sequence": other.sequence or None}
+            href = page.link("/tokens", **kept, **where)
             ui.link(text, href).props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
     ui.label(f"{place + 1} of {len(there)} that are recorded").classes("said")
 
@@ -109,6 +111,7 @@ class _Tokens:
         if len(steps) > 1:
             self._steps(row.step, steps)
         facts = {"prompt": row.prompt_id, "group": row.group, "completion": row.number, "optimizer step": row.step}
+        facts |= {"sequence": row.sequence} if row.sequence else {}
         rich(
             " · ".join(f"{name} {markup(shown(value))}" for name, value in facts.items())
             + f" · {len(self.ids):,} tokens"
