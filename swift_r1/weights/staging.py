@@ -136,8 +136,10 @@ class Staging:
         """Their files become spare ones for the next version's buckets, where there is memory enough."""
         keep = shutil.disk_usage(self.folder).free > 2 * self.max_bytes
         for bucket in buckets:
-            if keep and bucket.path.parent == self.folder and _is_plain(bucket.path):
-                bucket.path.rename(incoming(self.folder, bucket.index))
+            spare = incoming(self.folder, bucket.index)
+            # A folder of that name is nobody's bucket, and no file can take its place.
+            if keep and bucket.path.parent == self.folder and _is_plain(bucket.path) and not spare.is_dir():
+                bucket.path.rename(spare)
             else:
                 bucket.path.unlink(missing_ok=True)
 

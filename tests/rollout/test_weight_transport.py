@@ -100,6 +100,18 @@ def test_spare_files_are_not_kept_where_memory_is_short(tmp_path: Path, monkeypa
         staging.close()
 
 
+def test_a_folder_with_a_buckets_name_stops_no_update(tmp_path: Path) -> None:
+    staging = Staging(1000)
+    try:
+        (staging.folder / "incoming-000000").mkdir()
+        path = staging.folder / "bucket-000001.safetensors"
+        path.write_bytes(b"")
+        staging.forget([StagedBucket(0, path, "", {})])
+        assert not path.exists()
+    finally:
+        staging.close()
+
+
 def test_a_file_that_changed_or_is_not_there_is_refused(
     client: RolloutClient, engine: LoadingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
