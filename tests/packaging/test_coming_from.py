@@ -50,7 +50,9 @@ def named_flags(cell: str) -> Iterator[tuple[type, str, list[str]]]:
     """The command, the flag and the values behind it, of each flag in a cell."""
     for code in re.findall("`([^`]*)`", cell):
         words = code.split()
-        command = COMMANDS[words[1]] if words[:1] == ["swift"] else RlhfArguments
+        command = COMMANDS.get(words[1]) if words[:1] == ["swift"] else RlhfArguments
+        if command is None:
+            continue
         for place, word in enumerate(words):
             if word.startswith("--"):
                 values = []
@@ -121,7 +123,7 @@ def test_their_reward_function_passes_the_check(page: str, tmp_path: Path) -> No
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=100,
+        timeout=240,
         check=False,
         env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
     )
