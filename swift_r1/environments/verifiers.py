@@ -72,19 +72,28 @@ class VerifiersAgent(EnvironmentAgent):
         return {"the row's answer": lambda chance: answer, **super().scripts(own)}
 
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
+        import verifiers
+
         environment = self.prepare()
         given = {"example_id": 0, "task": environment.env_id, "prompt": row["messages"]} | own
         state = await environment.rollout(given, client, MODEL, dict(environment.sampling_args))
+        silent = 0
         if (error := state.get("error")) is not None:
-            if not state["trajectory"] or not is_limit(error.__cause__ or error):
+            silent = int(isinstance(error, verifiers.InvalidModelResponseError))  # the model ended its turn at once
+            if not silent and not (state["trajectory"] and is_limit(error.__cause__ or error)):
                 raise error.__cause__ or error
-            state["error"], state["is_truncated"] = None, True
+            state["error"], state["is_truncated"] = None, not silent
+        if silent and not state["trajectory"]:  # there is nothing that a rubric could read
+            return {"reward": 0.0, "is_truncated": 0.0, "turns": 1.0}
         with _raising("verifiers.rubrics"):
             await environment.rubric.score_rollout(state)
         parts = {name: float(value) for name, value in (state["metrics"] or {}).items()}
         steps = state["trajectory"]
-        more: dict[str, Any] = {"is_truncated": float(bool(state.get("is_truncated"))), "turns": float(len(steps))}
-        turns = [step.get("reward") for step in steps]
+        more: dict[str, Any] = {
+            "is_truncated": float(bool(state.get("is_truncated"))),
+            "turns": float(len(steps) + silent),
+        }
+        turns = [*(step.get("reward") for step in steps), *[0.0] * silent]
         if turns and all(isinstance(one, int | float) for one in turns):
             more["turn_rewards"] = turns
         return {**more, **parts, "reward": float(state["reward"])}

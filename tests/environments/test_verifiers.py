@@ -82,6 +82,12 @@ def test_a_limit_behind_the_first_turn_ends_the_episode(played: Played, monkeypa
     assert (result["reward"], result["is_truncated"], result["turns"]) == (0.25, 1.0, 1.0)
 
 
+def test_an_empty_answer_is_the_models_and_no_failure(played: Played) -> None:
+    assert played(REVERSING, {}, [""])[0] == {"reward": 0.0, "is_truncated": 0.0, "turns": 1.0}
+    result, _ = played(REVERSING, {"how": "several"}, ["stone", ""])
+    assert (result["reward"], result["is_truncated"], result["turns"]) == (0.25, 0.0, 2.0)
+
+
 def test_environments_that_cannot_be_played(played: Played) -> None:
     for args, said in (
         ({"reward": "best"}, "its reward best compares episodes, which are scored one by one"),
