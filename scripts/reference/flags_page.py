@@ -106,8 +106,8 @@ def _fence(text: str) -> list[str]:
 def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str]:
     """The tables of a command's flags; groups of `swift rlhf` in another command are links."""
     groups = {name: [*members] for name, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group)}
-    shared: set[str] = set()
-    if cls is not RlhfArguments and issubclass(cls, RlhfArguments):
+    shared, trains = set[str](), issubclass(cls, RlhfArguments)
+    if cls is not RlhfArguments and trains:
         shared = {spec.group for spec in flag_specs(RlhfArguments).values()}
     for name in only or groups:
         if name in shared:
@@ -116,7 +116,7 @@ def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str
             yield from (f"### {command}: {name}", "")
             if command in ("rlhf", "rollout"):
                 yield from (f"Explained in [{_PAGES[name]}]({_PAGES[name]}).", "")
-        yield table(("flag", "value", "default", "meaning"), map(_row, groups[name]))
+        yield table(("flag", "value", "default", "meaning"), (_row(spec, trains) for spec in groups[name]))
         yield ""
     if shared:
         again = ", ".join(f"[{name}]({anchor(f'rlhf: {name}')})" for name in only or () if name in shared)
@@ -124,7 +124,8 @@ def _groups(command: str, cls: type, only: Sequence[str] | None) -> Iterator[str
         yield ""
 
 
-def _row(spec: FlagSpec) -> tuple[str, str, str, str]:
+def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
+    """`trains`: of a command for which scopes and resumed runs mean something."""
     info = spec.info
     names = ", ".join(f"`--{name}`" for name in (spec.name, *info.aliases))
     if info.choices:
@@ -132,13 +133,17 @@ def _row(spec: FlagSpec) -> tuple[str, str, str, str]:
     else:
         value = {bool: "true, false", int: "integer", float: "number", dict: "JSON"}.get(spec.kind, "text")
         value += _range(spec)
-    value += (" ..." if spec.is_list else "") + (" °" if info.may_change else "") + (" GPU" if info.gpu_only else "")
+    value += (
+        (" ..." if spec.is_list else "")
+        + (" °" if info.may_change and trains else "")
+        + (" GPU" if info.gpu_only else "")
+    )
     default = "required" if info.required else ""
     if not info.required and spec.default not in (None, "", [], {}):
         default = f"`{shown(spec.default)}`"
     if info.ms_swift is not None:
         default = f"{default or 'none'}; ms-swift: {info.ms_swift}"
-    scopes = [one.otherwise for one in info.scopes if "{" not in one.otherwise]
+    scopes = [one.otherwise for one in info.scopes if trains and "{" not in one.otherwise]
     return names, value, default, info.help + "".join(f". No effect {one}" for one in scopes)
 
 

@@ -38,7 +38,7 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
     )
 
 
-@detector("ratios off", 3, "ratio", "clip_ratio/*")
+@detector("ratios off", 3, "ratio", "clip_ratio/low", "clip_ratio/high")
 def ratios_off(past: Past, rounds: int) -> Sign | None:
     """Importance ratios far from 1, or many tokens clipped, on the average of the steps: a round's first has none."""
     ratios, *sides = (past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high"))
