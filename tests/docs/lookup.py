@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
@@ -28,6 +28,7 @@ STOCK = {
     "per_device_train_batch_size": ["8"],
 }
 """What `...` among the flags of a training stands for, where they do not say it themselves."""
+_SERVERS = ("vllm_server_host", "vllm_server_base_url", "vllm_server_file", "vllm_mode")
 COMMANDS: dict[str, type[Command]] = {
     "rlhf": RlhfArguments,
     "rollout": RolloutArguments,
@@ -46,7 +47,8 @@ def filled(command: Shown) -> tuple[str, ...]:
     if "..." not in command.words or command.words[1] != "rlhf":
         return words
     given = {word.lstrip("-").partition("=")[0] for word in words}
-    return (*words, *(word for flag, values in STOCK.items() if flag not in given for word in (f"--{flag}", *values)))
+    stock = STOCK | ({} if given & {*_SERVERS} or "use_vllm" not in given else {_SERVERS[0]: ["127.0.0.1"]})
+    return (*words, *(word for flag, values in stock.items() if flag not in given for word in (f"--{flag}", *values)))
 
 
 def look_up(command: Shown) -> None:
@@ -56,7 +58,12 @@ def look_up(command: Shown) -> None:
         words = words[1:]
     match words:
         case ["swift", "replay", _, *flags]:
-            recorded = {"model": "models/smollm2-135m", "rlhf_type": "grpo", "per_device_train_batch_size": 8}
+            recorded = {
+                "model": "models/smollm2-135m",
+                "rlhf_type": "grpo",
+                "dataset": ["countdown"],
+                "reward_funcs": ["format"],
+            }
             parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
@@ -87,14 +94,8 @@ def _script(script: Path, flags: list[str]) -> None:
 
 def _requirements(words: list[str]) -> None:
     setup = (ROOT / "setup.py").read_text()
-    for flag, value in zip(words, words[1:], strict=False):
+    for flag, value in pairwise(words):
         if flag in ("-r", "-c"):
             assert (ROOT / value).is_file(), value
     for extra in {name for word in words for names in re.findall(r"\[([\w,-]+)\]", word) for name in names.split(",")}:
         assert re.search(rf"\b{extra}\b", setup), extra
-
-
-def body_of(command: Shown) -> object:
-    """What a curl sends, as JSON; None: nothing."""
-    given = [value for flag, value in zip(command.words, command.words[1:], strict=False) if flag == "-d"]
-    return json.loads(given[0]) if given else None

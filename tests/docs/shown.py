@@ -15,8 +15,7 @@ VARIABLES = (
     *("NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "SWIFT_API_KEY"),
     *("SWIFT_HUB_TOKEN", "SWIFT_R1_STEPS", "SWIFT_R1_FAULTS", "SEED", "WAY", "OUTPUT", "MODEL", "DEMO_ARGS"),
 )
-# What bash does itself; nothing else that a page names is run here: it prints its words and variables instead.
-_BUILTIN = frozenset("for do done in if then fi export echo printf cd set true".split())
+# Nothing that a page names is run: each command prints its words and variables instead. What bash does itself it does.
 _PRELUDE = (
     r"""said() { printf '%s\0' "$@" --; for v in """
     + " ".join(VARIABLES)
@@ -26,8 +25,9 @@ source() { said source "$@"; }
 """
 )
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_INDENTED = re.compile(r"(?:^|(?<=\n\n)|(?<=\n))(?: {4}.*\n)(?:(?: {4}.*)?\n(?= {4}|\n* {4}))*(?: {4}.*\n)?")
-_COMMAND = re.compile(r"(?:[A-Z_0-9]+=\S* +)*(swift|make|python|pip|curl|pytest|npm|git|sudo|examples/|scripts/|\.ci/)\b")
+_COMMAND = re.compile(
+    r"(?:[A-Z_0-9]+=\S* +)*(swift|make|python|pip|curl|pytest|npm|git|sudo|examples/|scripts/|\.ci/)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,28 @@ def pages() -> list[str]:
 @cache
 def fences(page: str) -> tuple[Fence, ...]:
     text = (ROOT / page).read_text()
-    found = [
-        Fence(page, one["language"], re.sub(rf"^{one['indent']}", "", one["text"], flags=re.MULTILINE), _line(text, one))
-        for one in _FENCE.finditer(text)
-    ]
+    found = []
+    for one in _FENCE.finditer(text):
+        shown = re.sub(rf"^{one['indent']}", "", one["text"], flags=re.MULTILINE)
+        found.append(Fence(page, one["language"], shown, text.count("\n", 0, one.start()) + 1))
     without = _FENCE.sub(lambda one: "\n" * one[0].count("\n"), text)
-    for number, block in _indented(without):
-        language = "bash" if _COMMAND.match(block.lstrip()) else ""
-        found.append(Fence(page, language, block, number))
-    return tuple(found)
+    return (*found, *_indented(page, without))
 
 
-def _line(text: str, found: re.Match[str]) -> int:
-    return text.count("\n", 0, found.start()) + 1
-
-
-def _indented(text: str) -> Iterator[tuple[int, str]]:
-    """The blocks that four spaces make code, and the numbers of their first lines."""
+def _indented(page: str, text: str) -> Iterator[Fence]:
+    """The blocks that four spaces make code: after a blank line or a heading, outside of lists."""
     block: list[str] = []
-    code = True  # after a blank line or a heading, and outside of a list
+    before, listed = "", False
     for number, line in enumerate([*text.splitlines(), ""], 1):
-        if line.startswith("    ") and (block or code):
+        if line.startswith("    ") and (block or (not listed and (not before or before.startswith("#")))):
             block.append(line[4:])
         elif block:
-            yield number - len(block), "\n".join(block) + "\n"
+            language = "bash" if _COMMAND.match(block[0]) else ""
+            yield Fence(page, language, "\n".join(block) + "\n", number - len(block))
             block = []
-        if re.match(r"\s*([-*]|\d+\.) ", line):
-            code = False
-        elif line and not line.startswith(" "):
-            code = line.startswith("#")
-        elif not line and not block:
-            code = code or _after_text
-        _after_text = bool(line) and not line.startswith(" ")
+        if line and not line.startswith(" "):
+            listed = bool(re.match(r"([-*]|\d+\.) ", line))
+        before = line
 
 
 def commands(fence: Fence) -> list[Shown]:

@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +18,13 @@ import pytest
 import yaml
 
 from swift_r1.cli.main import main
-from tests.conftest import KillableServer, ServerProcess, save_tiny_model
+from swift_r1.launch.cluster.run_file import read_run_file
+from tests.conftest import KillableServer, ServerProcess, save_tiny_model, start_tiny_server
 from tests.docs.lookup import filled, look_up
 from tests.docs.shown import ROOT, Fence, Shown, commands, fences, pages
 from tests.docs.ways import DRY, NOT_RUN, RESOLVED_TRAININGS, Way, way_of
+from tests.ms_swift.scripts import ScriptCommand
+from tests.ms_swift.test_scripts import hub, run_commands  # noqa: F401  a fixture
 from tests.runs.made import make_run
 
 SHELL = ("bash", "sh", "shell", "console")
@@ -31,7 +35,11 @@ ROWS = {
     "numbers.jsonl": [{"question": "Which number?", "number": n % 9 + 1} for n in range(16)],
     "sums.jsonl": [{"question": f"What is {n} + {n}?", "total": str(2 * n)} for n in range(16)],
     "problems.jsonl": [
-        {"question": "Read n, print n + 1.", "tests": [{"input": f"{n}\n", "output": f"{n + 1}\n"}]} for n in range(16)
+        {
+            "question": "Read n, print n + 1.",
+            "verification_info": {"language": "python", "test_cases": [{"input": f"{n}", "output": f"{n + 1}"}]},
+        }
+        for n in range(16)
     ],
 }
 FROM_PAGES = {  # a file that a page's commands name, and the page's fence that shows it
@@ -39,7 +47,6 @@ FROM_PAGES = {  # a file that a page's commands name, and the page's fence that 
     "sums.py": ("README.md", "python", 0),
     "guess.py": ("docs/agents.md", "python", 0),
     "calculator.py": ("docs/tools.md", "python", 0),
-    "run.yaml": ("docs/launch.md", "yaml", 0),
 }
 
 
@@ -67,7 +74,13 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("models/smollm2-135m", "models/mini/countdown", "M"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(model)
-    for name in (f"output/my-run/{RUN}", f"output/my-run/{RUN}-replay", "output/GRPO_COUNTDOWN/v0-...", "RUN"):
+    for name in (
+        f"output/my-run/{RUN}",
+        f"output/my-run/{RUN}-replay",
+        "output/model/v0-20261123-101500",
+        "output/GRPO_COUNTDOWN/v0-...",
+        "RUN",
+    ):
         make_run(tmp_path / name)
     for name, rows in ROWS.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,7 +89,10 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).write_text(shown[number])
     flags = {"rlhf_type": "grpo", "model": "M", "dataset": "countdown#16", "external_plugins": "plugins/countdown.py"}
     flags |= {"reward_funcs": ["external_countdown", "format"], "per_device_train_batch_size": 8}
-    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(flags))
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump(flags | {"max_completion_length": 2048}))
+    run = yaml.safe_load((ROOT / "examples/smollm2_countdown/run.yaml").read_text())
+    run |= {"ssh": {"hosts": ["gen1", "gen2"]}, "kubernetes": {"image": "swift-r1", "claim": "runs"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(flags))
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"grid": {"learning_rate": [3e-5, 3e-4]}, "flags": flags}))
     (tmp_path / "servers.txt").write_text("http://127.0.0.1:8000\n")
@@ -122,8 +138,6 @@ def test_commands_run(page: str, folder: Path, capfd: pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def named_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ServerProcess]]:
-    from tests.conftest import start_tiny_server
-
     running: dict[str, KillableServer] = {}
 
     def serve(name: str) -> ServerProcess:
@@ -153,14 +167,46 @@ def test_a_server_answers(page: str, named_server: Callable[[str], ServerProcess
             continue
         server = named_server(name)
         words = [re.sub("(http://)?localhost:8000", server.url, word) for word in command.words]
+        words = [re.sub(r'"max_tokens": \d+', '"max_tokens": 8', word) for word in words]
         words = [word.replace("swift-session-...", key or "-") for word in words]
-        done = subprocess.run([*words, "--fail-with-body", "--noproxy", "*"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*words, "--fail-with-body", "--noproxy", "*"], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         with_key = re.search(r'"api_key": ?"(.*?)"', done.stdout)
         key = with_key[1] if with_key else key
 
 
+TRAININGS = [
+    pytest.param(command, id=f"{page}-{number}")
+    for page in WITH_COMMANDS
+    for number, command in enumerate(shown_on(page))
+    if way_of(command) is Way.SMALL
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("command", TRAININGS)
+def test_a_training_runs(command: Shown, folder: Path, model: Path, hub: dict[str, str]) -> None:  # noqa: F811
+    """Two steps of it with small sizes, to exit code 0 and a checkpoint; its server too, where it has one."""
+    words = [str(model) if re.match("(Qwen|Skywork)/", word) else word for word in filled(command)]
+    if "--save_strategy" in words:
+        del words[(at := words.index("--save_strategy")) : at + 2]
+    called = [ScriptCommand("rlhf", tuple(words), command.environ)]
+    if called[0].value("vllm_server_host"):
+        called.insert(0, ScriptCommand("rollout", ("--model", "M"), {}))
+    (folder / "results").mkdir()
+    run_commands(called, folder, model, hub, folder / "results")
+
+
 OTHERS = [fence for page in pages() for fence in fences(page) if fence.language in ("python", *READ)]
+
+
+def test_the_run_file_on_the_page_is_read(folder: Path) -> None:
+    [shown, *_] = [fence.text for fence in fences("docs/launch.md") if fence.language == "yaml"]
+    (folder / "shown.yaml").write_text(shown)
+    assert read_run_file("shown.yaml").roles.keys() == {"train", "rollout"}
 
 
 @pytest.mark.parametrize("fence", OTHERS, ids=lambda fence: f"{fence.page}:{fence.line}")
@@ -178,10 +224,10 @@ def test_fences_of_other_languages(fence: Fence) -> None:
 
 
 def _parsed(text: str) -> ast.Module:
-    """Also of lines from inside a function or an `if`."""
+    """Also of lines from inside a function, a class or an `if`."""
     try:
         return ast.parse(text)
     except SyntaxError:
-        lines = "\n".join(f"    {line}" for line in text.splitlines())
-        start = "if True:\n        pass\n" if re.match(r"\s*(elif|else)\b", text) else ""
-        return ast.parse(f"def _():\n    {start}{lines}")
+        lines = textwrap.indent(textwrap.dedent(text), "        ")
+        start = "        if True:\n            pass\n" if re.match(r"\s*(elif|else)\b", text) else ""
+        return ast.parse(f"class _:\n    def _():\n{start}{lines}")

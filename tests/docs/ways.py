@@ -1,4 +1,4 @@
-"""What becomes of a shown command in the tests: it runs, it runs with small sizes, a server answers it, or it is resolved.
+"""What becomes of a shown command: it runs, it runs with small sizes, a server answers it, or it is looked up.
 
 `way_of` knows each; a command that it does not know fails `test_commands.py`.
 """
@@ -34,7 +34,6 @@ NOT_RUN = {
     "swift check --external_plugins calculator.py": "its page's rows: tests/tool_use",
     "make": "it would install, train or test",
     "pip install": "it would install",
-    "npm": "it would install",
     "python": "minutes to hours, or it writes into the repository",
     "sudo python": "root, and network namespaces",
     "pytest": "tests of their own",
@@ -44,10 +43,6 @@ NOT_RUN = {
     "grep": "a file of the reader's",
     "mv": "a file of the reader's",
     "sqlite3": "a file that a judge leaves: tests/rewards",
-    "docker": "a container",
-    "podman": "a container",
-    "buildah": "a container",
-    "sha256sum": "files of a release: scripts/release.sh",
 }
 
 RESOLVED_TRAININGS = {
