@@ -24,7 +24,7 @@ def main() -> None:
         print(line(run))
     if args.csv:
         with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["run", "step", "reward", "held_out"], lineterminator="\n")
+            writer = csv.DictWriter(file, ["run", "step", "training", "held_out"], lineterminator="\n")
             writer.writeheader()
             writer.writerows(curves)
     if args.plot:
@@ -40,7 +40,9 @@ def curve(run: Path) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for row in _lines(run / "logging.jsonl"):
         own = found.setdefault(row["step"], {"run": run.name, "step": row["step"]})
-        own |= {"reward": f"{row['reward']:.4f}"} if "reward" in row else {}
+        # The first reward function says what is right; others may be added to it.
+        right = [value for name, value in row.items() if re.fullmatch("rewards/[^/]+/mean", name)]
+        own |= {"training": f"{right[0]:.4f}"} if right else {}
         held_out = [value for name, value in row.items() if re.fullmatch("eval/[^/]+/accuracy", name)]
         own |= {"held_out": f"{held_out[0]:.5f}"} if held_out else {}
     return [found[step] for step in sorted(found)]
@@ -59,26 +61,33 @@ def line(run: Path) -> str:
 
 
 def plot(curves: list[dict[str, Any]], path: Path) -> None:
+    """One panel for each script: its runs have steps of another size."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    ways: list[str] = []
+    panels: dict[str, list[str]] = {}
     for run in dict.fromkeys(row["run"] for row in curves):
-        own = [row for row in curves if row["run"] == run]
         way = run.rpartition("-")[0]
-        label = None if way in ways else way
-        ways += [way] if label else []
-        colour = f"C{ways.index(way)}"
-        training = [(row["step"], float(row["reward"])) for row in own if "reward" in row]
-        held_out = [(row["step"], float(row["held_out"])) for row in own if "held_out" in row]
-        axes.plot(*zip(*training, strict=True), color=colour, alpha=0.35, linewidth=1)
-        axes.plot(*zip(*held_out, strict=True), color=colour, marker="o", label=label)
-    axes.set(xlabel="optimizer step", ylabel="solved", ylim=(0, 1), title="thick: held out, thin: in training")
-    axes.grid(alpha=0.3)
-    axes.legend()
+        panels.setdefault("SmolLM2-135M: right calls" if way == "smollm2" else "made here: solved", []).append(run)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    colours: dict[str, str] = {}
+    for axis, (title, runs) in zip(axes[0], panels.items(), strict=True):
+        for run in runs:
+            own = [row for row in curves if row["run"] == run]
+            way = run.rpartition("-")[0]
+            label = None if way in colours else way
+            colour = colours.setdefault(way, f"C{len(colours)}")
+            training = [(row["step"], float(row["training"])) for row in own if "training" in row]
+            held_out = [(row["step"], float(row["held_out"])) for row in own if "held_out" in row]
+            axis.plot(*zip(*training, strict=True), color=colour, alpha=0.35, linewidth=1)
+            axis.plot(*zip(*held_out, strict=True), color=colour, marker="o", label=label)
+        axis.set(xlabel="optimizer step", ylim=(0, 1), title=title)
+        axis.grid(alpha=0.3)
+        axis.legend(title="thick: held out, thin: in training", loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
