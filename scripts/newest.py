@@ -92,7 +92,7 @@ def last_error(text: str) -> str:
 
 def broken_by(name: str, version: Version, folder: Path) -> str:
     """What breaks with this version of a package in the place of the locked one; empty if nothing does."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
     python = folder / "bin" / "python"
     paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
     (Path(paths["purelib"]) / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")

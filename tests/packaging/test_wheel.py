@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+NEWS = "sed -i '1a - new' CHANGELOG.md; git commit -qam news"
+KEY = "ssh-keygen -q -t ed25519 -N '' -C a -f ../key"
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).splitlines()
 
@@ -50,15 +53,26 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         ("1.0.0", "touch new", "the working tree has changes"),
         ("1.0.0", "git tag v1.0.0", "the tag v1.0.0 is there already"),
         ("1.0.0", "", "CHANGELOG.md has nothing under Unreleased"),
+        ("1.0.0", NEWS, "nothing to sign with: SIGNING_KEY="),
+        ("1.0.0", f"{NEWS}; {KEY}", "RELEASE_KEYS lacks ../key; its line is: NAME@EXAMPLE namespaces="),
+        ("1.0.0", f"{NEWS}; {KEY}; rm ../key ../key.pub; mkdir ../key", "SIGNING_KEY: ../key is no key of OpenSSH's"),
+        (
+            "1.0.0",
+            f"{NEWS}; {KEY}; cut -d' ' -f1-2 ../key.pub >> RELEASE_KEYS; git commit -qam k",
+            "no .venv: make install",
+        ),
     ],
 )
 def test_a_release_refuses_what_is_not_ready(version: str, change: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "release.sh", tmp_path / "scripts")
-    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.1.0]\n- one\n")
-    commit = "git init -q; git add .; git -c user.name=a -c user.email=a@b commit -qm one"
-    subprocess.run(["bash", "-ec", f"{commit}; {change}"], cwd=tmp_path, check=True, timeout=30)
-    done = subprocess.run(
-        ["scripts/release.sh", version], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
-    )
+    folder = tmp_path / "clone"
+    (folder / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "release.sh", folder / "scripts")
+    shutil.copy(ROOT / "RELEASE_KEYS", folder)
+    (folder / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [0.1.0]\n- one\n")
+    commit = "git init -q; git config user.name a; git config user.email a@b; git add .; git commit -qm one"
+    subprocess.run(["bash", "-ec", f"{commit}; {change}"], cwd=folder, check=True, timeout=30)
+    environ = {name: value for name, value in os.environ.items() if name != "SIGNING_KEY"}
+    environ |= {"SIGNING_KEY": "../key"} if KEY in change else {}
+    command = ["scripts/release.sh", version]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and done.stderr.startswith(f"release: {said}"), done.stderr

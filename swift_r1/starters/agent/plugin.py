@@ -1,4 +1,4 @@
-"""Prices that the model has to ask for: an agent, which talks to the model in turns, and a reward for its last answer."""
+"""Prices that the model asks for: an agent, which talks with the model in turns, and a reward for its last answer."""
 
 import re
 
