@@ -23,8 +23,9 @@ BIN = ROOT / ".venv" / "bin"
 BUDGET_S = 120.0  # of tests; two processes run them
 WHOLE_RUNS = "tests/e2e/test_embedded.py"
 BESIDE_CODE = {  # what is no module, and the tests that read it
-    "docs": "tests/packaging",
-    "README.md": "tests/packaging",
+    "docs": "tests/packaging tests/docs",
+    "README.md": "tests/packaging tests/docs",
+    "mkdocs.yml": "tests/packaging",
     "requirements": "tests/packaging",
     "scripts": "tests/packaging",
     "Makefile": "tests/packaging",
@@ -92,7 +93,8 @@ def tests_of(changed: Collection[str]) -> list[str]:
         elif name.endswith(".py") and top in ("swift_r1", "tests"):
             others |= nearest_tests(name)
         elif top in BESIDE_CODE:
-            others |= {str(one.relative_to(ROOT)) for one in (ROOT / BESIDE_CODE[top]).glob("test_*.py")}
+            folders = BESIDE_CODE[top].split()
+            others |= {str(one.relative_to(ROOT)) for folder in folders for one in (ROOT / folder).glob("test_*.py")}
     return [*own, *sorted(others - set(own), key=lambda file: (seconds_of(file), file))]
 
 

@@ -81,7 +81,7 @@ def look_up(command: Shown) -> None:
         case [script, *_] if "/" in script:
             assert (ROOT / script).stat().st_mode & 0o100, script
         case _:
-            assert words[0] in ("grep", "mv", "source", "sqlite3"), f"nobody looks up {words[0]}"
+            assert words[0] in ("cd", "grep", "mv", "source", "sqlite3"), f"nobody looks up {words[0]}"
 
 
 def _script(script: Path, flags: list[str]) -> None:

@@ -22,6 +22,7 @@ _PRELUDE = (
     + r"""; do [ -z "${!v}" ] || printf '%s\0' "$v=${!v}"; done; printf '%s\0' ---; } >&3
 command_not_found_handle() { said "$@"; }
 source() { said source "$@"; }
+cd() { said cd "$@"; }
 """
 )
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)

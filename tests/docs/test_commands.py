@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -47,6 +49,8 @@ FROM_PAGES = {  # a file that a page's commands name, and the page's fence that 
     "sums.py": ("README.md", "python", 0),
     "guess.py": ("docs/agents.md", "python", 0),
     "calculator.py": ("docs/tools.md", "python", 0),
+    "my-task/short.py": ("docs/first-hour.md", "python", 0),
+    "my-task/rows.jsonl": ("docs/first-hour.md", "jsonl", 0),
 }
 
 
@@ -86,6 +90,7 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, (page, language, number) in FROM_PAGES.items():
         shown = [fence.text for fence in fences(page) if fence.language == language]
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(shown[number])
     flags = {"rlhf_type": "grpo", "model": "M", "dataset": "countdown#16", "external_plugins": "plugins/countdown.py"}
     flags |= {"reward_funcs": ["external_countdown", "format"], "per_device_train_batch_size": 8}
@@ -115,25 +120,26 @@ def test_no_way_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_what_a_command_names_is_there(page: str, folder: Path) -> None:
+def test_commands(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """One after another, as a reader would type them."""
     for command in shown_on(page):
-        if way_of(command) in (Way.RESOLVED, Way.SMALL):
+        if command.words[0] == "cd":
+            monkeypatch.chdir(command.words[1])
+        elif way_of(command) is Way.RUN:
+            run(command, capfd)
+        elif way_of(command) is not Way.SERVED:
             try:
                 look_up(command)
             except Exception as error:
                 raise AssertionError(f"{command}: {error}") from error
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_commands_run(page: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for command in shown_on(page):
-        if way_of(command) is not Way.RUN:
-            continue
-        words = [word for word in command.words[1:] if word != "..."]
-        if words[0] in DRY and "--dry_run" not in words:
-            words.append("--dry_run")
-        code = main(words)
-        assert code == 0, f"{command}: exit code {code}: {capfd.readouterr().err}"
+def run(command: Shown, capfd: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in command.words[1:] if word != "..."]
+    if words[0] in DRY and "--dry_run" not in words:
+        words.append("--dry_run")
+    code = main(words)
+    assert code == 0, f"{command}: exit code {code}: {capfd.readouterr().err}"
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +194,25 @@ TRAININGS = [
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("command", TRAININGS)
-def test_a_training_runs(command: Shown, folder: Path, model: Path, hub: dict[str, str]) -> None:  # noqa: F811
+def test_a_training_runs(
+    command: Shown,
+    folder: Path,
+    model: Path,
+    hub: dict[str, str],  # noqa: F811
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two steps of it with small sizes, to exit code 0 and a checkpoint; its server too, where it has one."""
+    if command.words[2] == "run.yaml":  # of `swift init`
+        written = next(one for one in shown_on(command.page) if one.words[1] == "init")
+        run(written, capfd)
+        monkeypatch.chdir(written.words[2])
+        small = ("--model", str(model), "--max_steps", "2", "--max_completion_length", "16")
+        words = [sys.executable, "-m", "swift_r1", *command.words[1:], *small]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stderr
+        return
     words = [str(model) if re.match("(Qwen|Skywork)/", word) else word for word in filled(command)]
     if "--save_strategy" in words:
         del words[(at := words.index("--save_strategy")) : at + 2]

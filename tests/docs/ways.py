@@ -40,6 +40,7 @@ NOT_RUN = {
     "examples/": "hours: tests/examples checks their flags, and runs their miniatures",
     ".ci/run": "all of the tests",
     "source": "the shell's",
+    "cd": "the tests of commands follow it",
     "grep": "a file of the reader's",
     "mv": "a file of the reader's",
     "sqlite3": "a file that a judge leaves: tests/rewards",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -51,3 +52,32 @@ def test_the_matrix_of_the_weekly_workflow() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     (version,) = re.findall(r'version="(.*?)"', (ROOT / "setup.py").read_text())
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+
+
+SITE = runpy.run_path(str(ROOT / "scripts" / "site" / "pages.py"))
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert SITE["faults_of_navigation"](nav, SITE["tracked"]()) == []
+    twice = [*nav, {"Again": ["README.md", "docs/gone.md"]}]
+    faults = SITE["faults_of_navigation"](twice, SITE["tracked"]() | {"docs/new.md"})
+    assert faults == [
+        "mkdocs.yml: docs/new.md is not in the navigation",
+        "mkdocs.yml: there is no docs/gone.md",
+        "mkdocs.yml: README.md is there twice",
+    ]
+
+
+def test_links_of_the_site_lead_to_the_pages_of_sources() -> None:
+    files = frozenset({"docs/a.md", "examples/x/run.sh", "examples/x/README.md", "plugins/p.py", "docs/images/i.png"})
+    shown = (
+        "[run](../examples/x/run.sh) `plugins/p.py` [recipe](../examples/x/README.md#a) ![i](images/i.png) `p.py`\n"
+        "```bash\ncat `plugins/p.py`\n```\n"
+    )
+    assert SITE["with_links"]("docs/a.md", shown, files) == (
+        "[run](../examples/x/run.sh.md) [`plugins/p.py`](../plugins/p.py.md) [recipe](../examples/x/README.md#a) "
+        "![i](images/i.png) `p.py`\n```bash\ncat `plugins/p.py`\n```\n"
+    )
+    assert SITE["sources"]("docs/a.md", shown, files) == {"examples/x/run.sh", "plugins/p.py"}
+    assert SITE["with_links"]("examples/x/README.md", "`run.sh`", files) == "[`run.sh`](run.sh.md)"

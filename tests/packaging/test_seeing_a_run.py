@@ -1,40 +1,18 @@
-"""docs/seeing-a-run.md: its commands run as they are written, its columns are those of the files."""
+"""docs/seeing-a-run.md: its columns are those of the files; tests/docs runs its commands."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import parse_arguments
-from swift_r1.arguments.view import ViewArguments
-from swift_r1.cli.main import main
 from swift_r1.runs.failures import FAILURES
 from swift_r1.runs.tokens import RecordedCompletion
 from tests.runs.made import make_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "seeing-a-run.md").read_text()
-COMMANDS = [
-    shlex.split(line)[1:]
-    for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-    if not line.startswith("swift rlhf")
-]
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_commands_run(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run(tmp_path / "output" / "my-run" / "v0-20261122-120000")
-    monkeypatch.chdir(tmp_path)
-    if words[0] == "view" and not {"--text", "--trace"} & set(words):
-        parse_arguments(ViewArguments, words[1:], {})  # the page would be served until it is interrupted
-        return
-    assert main(words) == 0
-    wanted = [word for word in words if word.endswith((".html", ".md", ".pftrace"))]
-    assert all((tmp_path / name).stat().st_size > 0 for name in wanted)
 
 
 def test_the_query_of_tokens_runs(
