@@ -18,6 +18,7 @@ from swift_r1.arguments.replay import ReplayArguments
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.arguments.view import ViewArguments
 from tests.docs.shown import ROOT, Shown
+from tests.docs.ways import NOT_RUN, SHELL
 
 STOCK = {
     "rlhf_type": ["grpo"],
@@ -76,12 +77,12 @@ def look_up(command: Shown) -> None:
         case ["pytest", *rest]:
             files = [word for word in rest if word.startswith("tests/")]
             assert files and all((ROOT / word.partition("::")[0]).exists() for word in files), files
-        case ["pip", "install", *rest]:
+        case ["pip", _, *rest]:
             _requirements(rest)
         case [script, *_] if "/" in script:
             assert (ROOT / script).stat().st_mode & 0o100, script
         case _:
-            assert words[0] in ("cd", "grep", "mv", "source", "sqlite3"), f"nobody looks up {words[0]}"
+            assert words[0] in {*SHELL, *NOT_RUN}, f"nobody looks up {words[0]}"
 
 
 def _script(script: Path, flags: list[str]) -> None:

@@ -17,9 +17,9 @@ VARIABLES = (
 )
 # Nothing that a page names is run: each command prints its words and variables instead. What bash does itself it does.
 _PRELUDE = (
-    r"""said() { printf '%s\0' "$@" --; for v in """
+    r"""said() { local v all=("$@" --); for v in """
     + " ".join(VARIABLES)
-    + r"""; do [ -z "${!v}" ] || printf '%s\0' "$v=${!v}"; done; printf '%s\0' ---; } >&3
+    + r"""; do [ -z "${!v}" ] || all+=("$v=${!v}"); done; printf '%s\0' "${all[@]}" --- >&3; }
 command_not_found_handle() { said "$@"; }
 source() { said source "$@"; }
 cd() { said cd "$@"; }
@@ -90,9 +90,13 @@ def _indented(page: str, text: str) -> Iterator[Fence]:
 
 def commands(fence: Fence) -> list[Shown]:
     """What a block calls. Bash expands it, in an empty folder and with nothing to call."""
-    paths = set(re.findall(r"(?<![\w/.])(?:examples|scripts|\.ci)/[\w./-]+", fence.text))
-    named = "".join(f'function {path} {{ said {path} "$@"; }}\n' for path in sorted(paths))
+    # Bash looks for no function of a name with a slash unless there is one.
+    paths = sorted(set(re.findall(r"(?<!\S)(?:[\w.-]+/)+[\w.-]+(?!\S)", fence.text)))
+    named = "".join(f'function {path} {{ said {path} "$@"; }}\n' for path in paths)
     with tempfile.TemporaryDirectory() as folder:
+        for file in re.findall(r"(?<!<)[<>] *([\w.-][\w./-]*)", fence.text):
+            (Path(folder) / file).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / file).touch()
         done = subprocess.run(
             ["/bin/bash", "-c", f"exec 3>&1 1>/dev/null\n{_PRELUDE}{named}{fence.text}"],
             env={"PATH": "/nonexistent"},
@@ -108,5 +112,7 @@ def commands(fence: Fence) -> list[Shown]:
     for printed in done.stdout.split("\0---\0")[:-1]:
         before, _, after = printed.rpartition("\0--")
         variables = dict(pair.split("=", 1) for pair in after.split("\0")[1:])
-        found.append(Shown(fence.page, tuple(before.split("\0")), variables))
+        program, *words = before.split("\0")
+        installed = program.rpartition("/bin/")[2]  # of a virtual environment
+        found.append(Shown(fence.page, (installed, *words), variables))
     return found

@@ -33,18 +33,22 @@ NOT_RUN = {
     "swift check --env": "packages that make install leaves out: make test-agents",
     "swift check --external_plugins calculator.py": "its page's rows: tests/tool_use",
     "make": "it would install, train or test",
-    "pip install": "it would install",
+    "pip": "it would install",
     "python": "minutes to hours, or it writes into the repository",
     "sudo python": "root, and network namespaces",
     "pytest": "tests of their own",
     "examples/": "hours: tests/examples checks their flags, and runs their miniatures",
     ".ci/run": "all of the tests",
-    "source": "the shell's",
-    "cd": "the tests of commands follow it",
-    "grep": "a file of the reader's",
-    "mv": "a file of the reader's",
     "sqlite3": "a file that a judge leaves: tests/rewards",
+    "scripts/": "it would install, build or tag",
+    "podman": "containers",
+    "sha256sum": "files of a release",
+    "git": "tags of a release",
+    "ssh-keygen": "files of a release",
 }
+
+SHELL = frozenset({"cat", "cd", "cp", "grep", "head", "ls", "mkdir", "mv", "od", "sleep", "source", "tr"})
+"""Tools of the shell, on files of the reader's."""
 
 RESOLVED_TRAININGS = {
     # words of a `swift rlhf` that keep it from running here: why
@@ -84,4 +88,6 @@ def way_of(command: Shown) -> Way | None:
 def reason(command: Shown) -> str | None:
     """Why a command is not run."""
     text = " ".join(command.words)
+    if command.words[0] in SHELL:
+        return "a tool of the shell"
     return next((why for start, why in NOT_RUN.items() if text.startswith(start)), None)
