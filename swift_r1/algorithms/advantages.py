@@ -86,8 +86,8 @@ def turn_advantages(
     groups: Sequence[Sequence[Sequence[float]]], scale_rewards: ScaleRewards = "group"
 ) -> list[list[list[float]]]:
     """What the rewards of single turns add to the advantage of an episode's turns: the sum of the normalised rewards of
-    that turn and of those after it (GRPO's process supervision, arXiv 2402.03300, section 4.1.3). It comes on top of
-    the advantage of the episode's own reward, as in arXiv 2505.11821.
+    that turn and of those after it (GRPO's process supervision, arXiv 2402.03300, section 4.1.3). It is added to the
+    advantage of the episode's own reward, as that of the first of two turns is in arXiv 2505.11821 (MT-GRPO).
 
     Args:
         groups: of each group its episodes, of each episode a reward for each of its turns; none where it has no such

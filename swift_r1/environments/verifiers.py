@@ -83,6 +83,8 @@ class VerifiersAgent(EnvironmentAgent):
             if not silent and not (state["trajectory"] and is_limit(error.__cause__ or error)):
                 raise error.__cause__ or error
             state["error"], state["is_truncated"] = None, not silent
+        if not state["trajectory"] and state.get("prompt_too_long"):
+            raise RuntimeError("its first prompt is longer than the model takes")
         if silent and not state["trajectory"]:  # there is nothing that a rubric could read
             return {"reward": 0.0, "is_truncated": 0.0, "turns": 1.0}
         with _raising("verifiers.rubrics"):

@@ -94,7 +94,10 @@ class Parent:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
-                    data = self._control.recv(_READ)
+                    try:
+                        data = self._control.recv(_READ)
+                    except ConnectionResetError:  # the trainer is gone, and has not read everything
+                        data = b""
                     if not data:
                         return
                     *lines, self._heard = (self._heard + data).split(b"\n")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from swift_r1.episodes.parent import Order
@@ -40,3 +44,18 @@ def test_an_episode_imports_nothing_of_the_client_again(tmp_path: Path) -> None:
 
     result = asyncio.run(play())
     assert result is not None and json.loads(result) == {"imported": [], "backend": True}
+
+
+def test_a_trainer_that_goes_before_it_has_read_everything() -> None:
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, "-m", "swift_r1.episodes.parent", str(theirs.fileno())]
+    parent = subprocess.Popen(words, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()], text=True)
+    theirs.close()
+    order = {"plugins": [], "agent": None, "command": ["true"], "memory": 1.0, "kept": []}
+    ours.sendall(json.dumps(order).encode() + b"\n")
+    assert json.loads(ours.recv(1 << 16)) == {"ready": True}
+    ours.sendall(json.dumps({"begin": 1, "environ": {}, "row": {}}).encode() + b"\n")
+    assert select.select([ours], [], [], 60)[0]  # how it ended; nobody reads that
+    ours.close()
+    _, said = parent.communicate(timeout=60)
+    assert (parent.returncode, said) == (0, "")

@@ -46,8 +46,7 @@ def flags_of(folder: Path, progress: Path, count: int) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     script = folder / "game.py"
     script.write_text(GAME.replace("PROGRESS", repr(str(progress))).replace("COUNT", str(count)))
-    own: dict[str, Any] = {"external_plugins": [], "reward_funcs": [], "dataset": "env", "env": f"trl:{script}"}
-    return own | {"max_completion_length": 8}
+    return {"reward_funcs": "agent_reward", "dataset": "env", "env": f"trl:{script}", "max_completion_length": 8}
 
 
 def test_one_of_two_servers_is_killed(
@@ -71,7 +70,7 @@ def test_one_of_two_servers_is_killed(
             second_tiny_server.kill()
             second_tiny_server.start()
 
-        killer = threading.Thread(target=kill)
+        killer = threading.Thread(target=kill, daemon=True)
         if name == "killed":
             killer.start()
         said = train_to_the_end(words_of(tiny_model, tmp_path / name, **flags), within_s=400)

@@ -82,6 +82,13 @@ def test_a_limit_behind_the_first_turn_ends_the_episode(played: Played, monkeypa
     assert (result["reward"], result["is_truncated"], result["turns"]) == (0.25, 1.0, 1.0)
 
 
+def test_a_first_prompt_that_is_too_long_is_said(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"error": {"message": "this model's maximum context length is 4 tokens"}}
+    monkeypatch.setattr(ScriptedModel, "respond", lambda self, body: (400, said))
+    with pytest.raises(RuntimeError, match="its first prompt is longer than the model takes"):
+        played(REVERSING, {}, [])
+
+
 def test_an_empty_answer_is_the_models_and_no_failure(played: Played) -> None:
     assert played(REVERSING, {}, [""])[0] == {"reward": 0.0, "is_truncated": 0.0, "turns": 1.0}
     result, _ = played(REVERSING, {"how": "several"}, ["stone", ""])
