@@ -11,7 +11,7 @@ from messages import BY_NAME, message, typed
 from text import MADE, table
 
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference.described import BODIES, WHY
+from swift_r1.inference.described import BODIES, TOKEN, WHY
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.wire import protocol
@@ -61,11 +61,7 @@ _OTHERS = """## Other addresses
 `Authorization: Bearer KEY`.
 """
 _PATHS = {"{session}": "task-17", "{name}": "models/smollm2-135m"}
-_BEFORE = {
-    ("post", "/v1/weights/lease"): "LEASE=$(",
-}
-_TOKEN = """ \\
-  | python3 -c 'import json, sys; print(json.load(sys.stdin)["token"])')"""
+_NO_LEASE = (("post", "/v1/weights/lease"), ("get", "/v1/weights/update"))
 _NO_EXAMPLE = ("/v1/sleep", "/v1/wake")  # they need a GPU
 
 
@@ -154,12 +150,12 @@ def _example(method: str, path: str) -> str:
     for name, value in _PATHS.items():
         address = address.replace(name, value)
     words = ["curl -s"] + ([f"-X {method.upper()}"] if method == "delete" else []) + [f"localhost:8000{address}"]
-    if path.startswith("/v1/weights") and path != "/v1/weights/update" and (method, path) not in _BEFORE:
-        words.append(f'-H "{protocol.LEASE_HEADER}: $LEASE"')
+    if path.startswith("/v1/weights") and (method, path) not in _NO_LEASE:
+        words.append(f"-H '{protocol.LEASE_HEADER}: {TOKEN}'")
     text = " ".join(words)
     if method == "post":
         text += f" -H 'Content-Type: application/json' \\\n  -d '{json.dumps(BODIES[path])}'"
-    return f"{_BEFORE[method, path]}{text}{_TOKEN}" if (method, path) in _BEFORE else text
+    return text
 
 
 def _protocol() -> str:

@@ -9,7 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-MODEL = "models/smollm2-135m"  # of the examples
+# Of the examples.
+MODEL = "models/smollm2-135m"
+TOKEN = "6c6f6e6720616e642072616e646f6d21"
 
 
 class Refusal(BaseModel):
@@ -66,7 +68,7 @@ BODIES: Mapping[str, Any] = {
         ]
     },
     "/v1/score": {"sequences": [[1, 2, 3, 4]], "temperature": 1.0},
-    "/v1/weights/lease": {"owner": "me", "ttl_seconds": 60},
+    "/v1/weights/lease": {"owner": "me", "ttl_seconds": 60, "token": TOKEN},
     "/v1/weights/begin": {"version": 1000},
     "/v1/weights/abort": {"version": 1000},
     "/v1/sleep": {"level": 1},

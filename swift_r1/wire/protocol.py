@@ -155,11 +155,12 @@ class ServerInfo(Wire):
 
 
 class LeaseRequest(Wire):
-    """Takes the lease, or renews it with the `token` in force. A request that names its token may be repeated."""
+    """Takes the lease, or renews it with the `token` in force. A request that names its token, a random one of the
+    client's own, may be repeated; without one the server makes it."""
 
     owner: str = Field(min_length=1, max_length=200)  # shown to who asks for it meanwhile
     ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)  # it ends after so long without a call
-    token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")  # to renew it
+    token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")
 
 
 class Lease(Wire):
