@@ -53,7 +53,8 @@ class RowPreprocessor:
 
 
 class ResponsePreprocessor(RowPreprocessor):
-    """Rows with a `query` and perhaps a `system`, a `history` and a `response` (the reference answer)."""
+    """Rows with a `query`, a text or messages (TRL, verl, OpenRLHF), and perhaps a `system`, a `history` and a `response`
+    (the reference answer)."""
 
     def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(columns=columns, **kwargs)
@@ -70,7 +71,9 @@ class ResponsePreprocessor(RowPreprocessor):
         system = row.pop("system", None)
         messages = [{"role": "system", "content": system}] if system is not None else []
         for query, answer in turns:
-            if query is not None:
+            if isinstance(query, list) and query and all(isinstance(one, Mapping) and "role" in one for one in query):
+                messages.extend(query)
+            elif query is not None:
                 messages.append({"role": "user", "content": query})
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})

@@ -69,6 +69,14 @@ def test_system_history_and_lists() -> None:
     assert ResponsePreprocessor()(row) == {"messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]}
 
 
+@pytest.mark.parametrize("column", ["prompt", "input", "Question"])
+def test_messages_as_the_question(column: str) -> None:
+    row = {column: [SYSTEM, USER], "solution": "a", "kept": 1}
+    assert AutoPreprocessor()(row) == {"kept": 1, "solution": "a", "messages": [SYSTEM, USER, ASSISTANT]}
+    parts = [{"type": "text", "text": "q"}]
+    assert ResponsePreprocessor()({column: parts}) == {"messages": [{"role": "user", "content": parts}]}
+
+
 @pytest.mark.parametrize(
     ("row", "prompt"),
     [
