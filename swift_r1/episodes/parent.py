@@ -94,10 +94,7 @@ class Parent:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:
-                    try:
-                        data = self._control.recv(_READ)
-                    except ConnectionResetError:  # the trainer is gone, and has not read everything
-                        data = b""
+                    data = self._control.recv(_READ)
                     if not data:
                         return
                     *lines, self._heard = (self._heard + data).split(b"\n")
@@ -316,7 +313,8 @@ def main(descriptor: int) -> int:
     parent = Parent(control, order)
     control.sendall(b'{"ready": true}\n')
     try:
-        parent.serve()
+        with contextlib.suppress(ConnectionError):  # the trainer is gone, and has not read everything
+            parent.serve()
     finally:
         parent.close()
     return 0
