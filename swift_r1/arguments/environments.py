@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.agents import AgentArguments
-from swift_r1.arguments.fields import Scope, flag
+from swift_r1.arguments.fields import Scope, check_no_key, flag, why_no_url, without_password
 from swift_r1.errors import UsageError
 
 
 def _check(spec: str) -> None:
     from swift_r1.environments.kinds import kind_faults
 
+    if "://" in spec and (why := why_no_url(spec.partition(":")[2])) is not None:
+        raise ValueError(f"{why}: {without_password(spec)!r}")
     if faults := kind_faults(spec):
         raise UsageError(*faults)
 
@@ -29,7 +31,10 @@ class EnvironmentArguments(AgentArguments):
         instead_of=("agent", "agent_command"),
     )
     env_args: dict[str, Any] = flag(
-        {}, "the environment's own arguments", Scope(lambda args: args.env is not None, "without --env")
+        {},
+        "the environment's own arguments",
+        Scope(lambda args: args.env is not None, "without --env"),
+        check=check_no_key,
     )
 
     @property

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from swift_r1.arguments.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
 from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
-from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults
+from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults, why_no_url, without_password
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
 from swift_r1.arguments.server import VllmArguments
@@ -133,6 +133,8 @@ class EvalArguments(
             return
         if not self.model:
             yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
+        elif self.is_url and (why := why_no_url(self.model)) is not None:
+            yield f"--model {why}: {without_password(self.model)!r}"
         if not self.benchmarks:
             yield "--benchmarks is missing: --benchmarks gsm8k math500"
         yield from scope_faults(self, given & {"enable_thinking"})

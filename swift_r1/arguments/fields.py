@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 _KEY = "swift_r1.flag"
 _TRUE = {"true", "yes", "1", "on"}
@@ -163,11 +163,39 @@ def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[st
 
 def check_url(url: str) -> None:
     if (why := why_no_url(url)) is not None:
-        raise ValueError(f"{why}: {url!r}")
+        raise ValueError(f"{why}: {without_password(url)!r}")
+
+
+def without_password(url: str) -> str:
+    """To be shown; without its query too, which may hold a key."""
+    return re.sub(r"\?.*", "?***", re.sub("(?<=://)[^/]*@", "***@", url))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value of this name is a key, by the name's end: `api_key` and `HF_TOKEN`, not `eos_token_id`."""
+    return (
+        re.search("((api|access|private|secret)[_-]?key|(^|[_-])token|secret|password|passwd)$", name, re.I) is not None
+    )
+
+
+def check_no_key(values: Mapping[str, Any]) -> None:
+    """Of a flag with values by name, whose text is written to `args.json`."""
+    for name, value in values.items():
+        if isinstance(value, str) and is_secret_name(name):
+            raise ValueError(
+                f"holds {name!r}: a key has no place in a flag, which is written to files: put it into a variable, "
+                "and where an environment or a reward needs it, name that in --reward_env"
+            )
+        if isinstance(value, dict):
+            check_no_key(value)
 
 
 def why_no_url(url: str) -> str | None:
-    """Why nothing can be asked at such an address."""
+    """Why nothing can be asked at such an address, or should not be: addresses are logged and written to files."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        return "has a user or a password in it, and addresses are written to files: give a key by its flag or variable"
+    if any(is_secret_name(name) for name, _ in parse_qsl(urlsplit(url).query if "?" in url else "")):
+        return "has a key in it, and addresses are written to files: give it by its flag or variable"
     if not url.startswith(("http://", "https://")):
         return "must begin with http:// or https://"
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.engine import EngineFlags
-from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.arguments.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, free
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
@@ -91,7 +91,9 @@ class GenerationArguments(EngineFlags):
     offload_optimizer: bool = free(
         False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
-    vllm_engine_kwargs: dict[str, Any] = free({}, "colocate: other arguments of vLLM's engine", _COLOCATED)
+    vllm_engine_kwargs: dict[str, Any] = free(
+        {}, "colocate: other arguments of vLLM's engine", _COLOCATED, check=check_no_key
+    )
     vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
     vllm_server_port: list[int] = free(
         [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from swift_r1.arguments.engine import EngineFlags, engine_kwargs_faults
-from swift_r1.arguments.fields import flag, flag_specs, scope_faults
+from swift_r1.arguments.fields import check_no_key, flag, flag_specs, scope_faults
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.rollout import TurnArguments
 from swift_r1.arguments.training import DTYPES
@@ -77,7 +77,9 @@ class VllmArguments(EngineFlags):
         at_least=1,
         aliases=("data_parallel_size",),
     )
-    vllm_engine_kwargs: dict[str, Any] = flag({}, 'any other argument of vLLM\'s engine, as JSON: {"name": value}')
+    vllm_engine_kwargs: dict[str, Any] = flag(
+        {}, 'any other argument of vLLM\'s engine, as JSON: {"name": value}', check=check_no_key
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,13 +155,18 @@ class AgentGateway:
         self.loop.run_until_complete(self._server.serve([self._listener]))
 
     def _app(self) -> FastAPI:
-        app = FastAPI(docs_url=None, redoc_url=None)
-        add_errors(app)
-        add_openai(app, lambda: self.model, self.gateway)
-        app.add_middleware(LimitSizes)
         # Nobody knows the key of the other routes.
-        app.add_middleware(RequireKey, api_key=secrets.token_urlsafe(24), sessions=self.gateway.store)
-        return app
+        return agent_app(self.model, self.gateway, secrets.token_urlsafe(24))
+
+
+def agent_app(model: AgentModel, gateway: Gateway, api_key: str) -> FastAPI:
+    """The gateway's ASGI application."""
+    app = FastAPI(docs_url=None, redoc_url=None)
+    add_errors(app)
+    add_openai(app, lambda: model, gateway)
+    app.add_middleware(LimitSizes)
+    app.add_middleware(RequireKey, api_key=api_key, sessions=gateway.store)
+    return app
 
 
 class _Server(uvicorn.Server):

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from swift_r1.inference.openai_messages import error as openai_error
 from swift_r1.wire import protocol as wire
@@ -43,6 +44,10 @@ def add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         return error_answer(error.status_code, str(error.detail), path=request.scope["path"], headers=error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return error_answer(499, "the client hung up", path=request.scope["path"])  # nobody reads it, and no traceback
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:

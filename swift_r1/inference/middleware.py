@@ -8,6 +8,7 @@ import re
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.inference.answers import error_answer
 from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.wire.protocol import HTTPError
@@ -16,6 +17,7 @@ from swift_r1.wire.sessions import SESSION_KEY
 MAX_BODY_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
 _SESSION_PATH = re.compile(r"/v1/sessions/([^/]*)/v1/")
+_PORT = re.compile(r":\d*$")
 _BUCKET_PATH = "/v1/weights/bucket"  # its bodies have a limit of their own
 
 
@@ -52,6 +54,30 @@ class RequireKey:
                 return error_answer(401, "this is the key of another session", path=path)
         elif self._expected is not None:
             return error_answer(401, "this server needs its API key (Authorization: Bearer ...)", path=path)
+        return None
+
+
+class RefuseOtherSites:
+    """Refuses what a page in this machine's browser sends: where there is no key, nothing else keeps it from a server on
+    loopback. A name that somebody's DNS points here is no name of it (DNS rebinding, 421), and a page of another site
+    says so by its Origin (403)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope) if scope["type"] == "http" else None
+        await (refused or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
+        host, origin, path = headers.get(b"host"), headers.get(b"origin"), scope["path"]
+        if host is not None and _PORT.sub("", host).strip("[]") not in LOOPBACK:
+            return error_answer(
+                421, "without --api_key it is 127.0.0.1 and localhost alone", path=path
+            )
+        if origin is not None and origin.partition("://")[2] != host:
+            return error_answer(403, "a page of another site may not use a server without --api_key", path=path)
         return None
 
 

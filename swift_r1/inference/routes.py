@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from swift_r1.inference.answers import add_errors, error_answer, json_answer, unless_gone
 from swift_r1.inference.described import describe, refusals
 from swift_r1.inference.metrics import CountAnswers
-from swift_r1.inference.middleware import LimitSizes, RequireKey
+from swift_r1.inference.middleware import LimitSizes, RefuseOtherSites, RequireKey
 from swift_r1.inference.openai_routes import add_openai
 from swift_r1.inference.service import Lifecycle
 from swift_r1.inference.session_routes import add_sessions
@@ -36,6 +36,8 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     app.add_middleware(LimitSizes)
     app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
     app.add_middleware(RequireKey, api_key=api_key, sessions=lifecycle.gateway.store)
+    if api_key is None:
+        app.add_middleware(RefuseOtherSites)
     return app
 
 
@@ -112,7 +114,7 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     )
     async def bucket(
         request: Request,
-        version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1)],
+        version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1, lt=2**53)],
         index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
         digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")] = None,
         base: Annotated[str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")] = None,

@@ -43,7 +43,8 @@ RELAY_URL = r"^https?://[^\s@?#]{1,1990}$"  # no password in it is shown to anot
 NOT_NOW = 503  # the same request may be taken later
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Version = Annotated[int, Field(ge=1, lt=2**53)]  # what every JSON reader and a float hold exactly
 # The limit makes pydantic check the text: JSON can hold half a surrogate pair, which cannot be encoded.
 Text = Annotated[str, Field(max_length=64 << 20)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -174,7 +175,7 @@ class AdapterConfig(Wire):
 
     rank: int = Field(ge=1, le=4096)
     alpha: float = Field(gt=0)
-    target_modules: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    target_modules: tuple[Text, ...] = Field(min_length=1, max_length=4096)
     rslora: bool = False
 
 
@@ -182,7 +183,7 @@ class UpdateBegin(Wire):
     """Opens an update to `version`, any after the served one. With an `adapter` the buckets hold that alone, under
     peft's names, and the base weights stay. It is to go on to `relays` other servers, each by a `RelayRequest`."""
 
-    version: int = Field(ge=1)
+    version: Version
     adapter: AdapterConfig | None = None
     relays: int = Field(default=0, ge=0, le=1000)
 
@@ -191,7 +192,7 @@ class RelayRequest(Wire):
     """Passes the open update to `version` on to the server at `url`, where it is open too, under `lease`, the token of
     the lease there. `base` is what that server holds: what has changed goes on as that."""
 
-    version: int = Field(ge=1)
+    version: Version
     url: str = Field(pattern=RELAY_URL)
     lease: str = Field(min_length=32, max_length=64, pattern="^[0-9a-f]+$")
     base: Digest | None = None
@@ -206,7 +207,7 @@ class RelayStatus(Wire):
 class BucketFile(Wire):
     """Bucket `index` lies as `incoming-<index>` in the folder that `begin` named; `digest` is its XXH3."""
 
-    version: int = Field(ge=1)
+    version: Version
     index: int = Field(ge=0, lt=1_000_000)
     digest: Digest
 
@@ -241,7 +242,7 @@ class StreamedBucket(Wire):
     """Bucket `index` comes while the server answers: its tensors over NCCL, one broadcast from rank 0 each, or in
     `memory` of a GPU that the engine sees."""
 
-    version: int = Field(ge=1)
+    version: Version
     index: int = Field(ge=0, lt=1_000_000)
     tensors: tuple[StreamedTensor, ...] = Field(min_length=1)
     memory: DeviceMemory | None = None
@@ -251,14 +252,14 @@ class UpdateCommit(Wire):
     """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order, each of the bucket's bytes, or
     for NCCL of its tensors' names, dtypes and shapes. `policy` is for running rollouts, None for the server's own."""
 
-    version: int = Field(ge=1)
+    version: Version
     buckets: int = Field(ge=1)
     content_hash: Digest
     policy: UpdatePolicy | None = None
 
 
 class UpdateAbort(Wire):
-    version: int = Field(ge=1)
+    version: Version
 
 
 class UpdateStatus(Wire):

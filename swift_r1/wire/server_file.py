@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.arguments.fields import why_no_url
+from swift_r1.arguments.fields import why_no_url, without_password
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo
@@ -36,7 +36,7 @@ def parsed(text: str, name: str) -> Servers:
         if (why := why_no_url(word)) is None:
             urls[word.rstrip("/")] = None
         else:
-            faults.append(f"{name}, line {number}: {word!r} {why}")
+            faults.append(f"{name}, line {number}: {without_password(word)!r} {why}")
     return Servers(tuple(urls), tuple(faults))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from schemathesis import GenerationMode
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
+from tests.conftest import until
 
 EXPECTED = {"w": (2,)}
 VOCABULARY, LENGTH = 50, 100
@@ -274,3 +276,39 @@ def test_ten_thousand_malformed_requests_and_vllm_still_serves(
     assert answer() == before
     assert client.info() == info
     client.close()
+
+
+def test_numbers_and_names_beyond_what_is_kept(serve_engine: Callable[..., str]) -> None:
+    """What the fuzzers of `tests/fuzz` have found: each was a 500."""
+    url = serve_engine(QuickEngine(), EXPECTED, update_timeout=20, vllm_enable_lora=True, vllm_max_lora_rank=8)
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        address = http.post("/v1/sessions", json={"id": "s"}).json()["base_url"]
+        asked = {"model": "none", "prompt": [2**31], "max_tokens": 1}
+        assert http.post(f"{address}/completions", json=asked).status_code == 400
+        token = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
+        lease = {"X-Swift-Lease": token}
+        adapter = {"rank": 4, "alpha": 1, "target_modules": ["\ud800"]}
+        begin = json.dumps({"version": 1, "adapter": adapter})
+        kind = {"Content-Type": "application/json"}
+        assert http.post("/v1/weights/begin", content=begin, headers=lease | kind).status_code == 422
+        for version in (2**53, 10**400):
+            assert http.post("/v1/weights/begin", json={"version": version}, headers=lease).status_code == 422
+            about = {"X-Swift-Weight-Version": str(version), "X-Swift-Bucket": "0"}
+            assert http.put("/v1/weights/bucket", content=b"x", headers=lease | about).status_code == 422
+
+
+def test_a_client_that_hangs_up_in_a_bucket_leaves_no_traceback(
+    serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    url = httpx.URL(serve_engine(QuickEngine(), EXPECTED, update_timeout=20))
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
+        lease = {"X-Swift-Lease": http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]}
+        http.post("/v1/weights/begin", json={"version": 1}, headers=lease)
+        lines = ["PUT /v1/weights/bucket HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 1000", "X-Swift-Bucket: 0"]
+        lines += ["X-Swift-Weight-Version: 1", f"X-Swift-Lease: {lease['X-Swift-Lease']}", "", "half"]
+        with socket.create_connection((url.host, url.port)) as connection:
+            connection.sendall("\r\n".join(lines).encode())
+        text = 'swift_http_requests_total{route="/v1/weights/bucket",status="499"} 1.0'
+        until(lambda: text in http.get("/metrics").text)
+        assert http.get("/v1/weights/update").json()["buckets"] == 0
+    assert "Traceback" not in caplog.text

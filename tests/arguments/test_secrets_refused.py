@@ -1,0 +1,55 @@
+"""Keys where they would be written to files: refused, and not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.fields import is_secret_name, why_no_url
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.server import RolloutArguments
+from swift_r1.errors import UsageError
+from swift_r1.wire.server_file import servers_of
+
+RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--use_vllm", "true")
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (RlhfArguments, (*RLHF, "--vllm_server_base_url", "http://me:pl4nted@h:8000")),
+        (RlhfArguments, (*RLHF, "--vllm_server_base_url", "http://pl4nted@h h")),
+        (RlhfArguments, (*RLHF, "--vllm_server_base_url", "https://h:8000/?api_key=pl4nted")),
+        (RlhfArguments, (*RLHF, "--reward_funcs", "remote", "--reward_api", "https://me:pl4nted@h/score")),
+        (RlhfArguments, (*RLHF, "--teacher_model_server", "https://me:pl4nted@h")),
+        (RlhfArguments, (*RLHF, "--teacher_model_server", '{"url": "https://me:pl4nted@h", "tags": ["a"]}')),
+        (RlhfArguments, (*RLHF, "--env", "openenv:http://me:pl4nted@h:8001")),
+        (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"judge": {"api_key": "pl4nted"}}')),
+        (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
+        (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
+    ],
+)
+def test_a_key_in_a_flag_that_is_written_down_is_refused(cls: type, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_arguments(cls, words, {})
+    assert "written to files" in str(refused.value)
+    assert "pl4nted" not in str(refused.value)
+
+
+def test_so_it_is_in_the_file_of_servers(tmp_path: Path) -> None:
+    file = tmp_path / "servers.txt"
+    file.write_text("http://me:pl4nted@h:8000\nhttp://h:8001\n")
+    found = servers_of(str(file))
+    assert found.urls == ("http://h:8001",)
+    assert "has a user or a password in it" in found.faults[0] and "pl4nted" not in found.faults[0]
+
+
+def test_what_only_looks_like_a_key_is_taken() -> None:
+    taken = ("eos_token_id", "max_tokens", "tokenizer", "judge_api_key_var", "key", "monkey", "tokens")
+    assert not [name for name in taken if is_secret_name(name)]
+    keys = ("api_key", "OPENAI_API_KEY", "hf_token", "token", "client_secret", "PGPASSWORD", "apikey", "x-api-key")
+    assert [name for name in keys if is_secret_name(name)] == list(keys)
+    assert why_no_url("http://h:8000/a@b?n=1") is None
