@@ -53,8 +53,8 @@ class RowPreprocessor:
 
 
 class ResponsePreprocessor(RowPreprocessor):
-    """Rows with a `query`, a text or messages (TRL, verl, OpenRLHF), and perhaps a `system`, a `history` and a `response`
-    (the reference answer)."""
+    """Rows with a `query` (a text, or messages as in rows for TRL and verl) and perhaps a `system`, a `history` and a
+    `response` (the reference answer)."""
 
     def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(columns=columns, **kwargs)

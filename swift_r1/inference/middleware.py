@@ -58,7 +58,7 @@ class RequireKey:
 
 
 class RefuseOtherSites:
-    """Refuses what a page in this machine's browser sends: where there is no key, nothing else keeps it from a server on
+    """Refuses what a page in a browser of this machine sends: without a key nothing else keeps it from a server on
     loopback. A name that somebody's DNS points here is no name of it (DNS rebinding, 421), and a page of another site
     says so by its Origin (403)."""
 
@@ -73,9 +73,7 @@ class RefuseOtherSites:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
         host, origin, path = headers.get(b"host"), headers.get(b"origin"), scope["path"]
         if host is not None and _PORT.sub("", host).strip("[]") not in LOOPBACK:
-            return error_answer(
-                421, "without --api_key it is 127.0.0.1 and localhost alone", path=path
-            )
+            return error_answer(421, "without --api_key it is 127.0.0.1 and localhost alone", path=path)
         if origin is not None and origin.partition("://")[2] != host:
             return error_answer(403, "a page of another site may not use a server without --api_key", path=path)
         return None

@@ -1,10 +1,10 @@
 """`python -m tests.fuzz.wire --seconds 3600`: a byte-level fuzzer of weight updates, against servers of its own.
 
 Each episode is a valid update (whole, as changes, through shared memory, an adapter) with one to three faults in it,
-sent over HTTP. After each one the server must hold what it held before, or exactly what it has accepted and committed, and
-serve. Every tenth episode is an update without a fault, which must be taken. No answer may be a 5xx but a 503 with the
-reason why not now; the process, its memory, its files and descriptors are watched. A failure is saved as a file with
-all requests of its episode; `--only NUMBER` runs that one again on a fresh server.
+sent over HTTP. After each one the server must serve, and hold what it held before, or exactly what it has accepted and
+committed. Every tenth episode is an update without a fault, which must be taken. No answer may be a 5xx but a 503 with
+the reason why not now; the process, its memory, its files and descriptors are watched. A failure is saved as a file
+with all requests of its episode; `--only NUMBER` runs that one again on a fresh server.
 """
 
 from __future__ import annotations
