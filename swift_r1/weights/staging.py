@@ -107,6 +107,7 @@ class Staging:
             raise HTTPError(409, f"bucket {index} of that version is not here any more: send it whole")
         source.rename(path)
         with _removed_on_failure(path):
+            self._check_size(index, path.stat().st_size)
             try:
                 arrived = await asyncio.to_thread(_changed, path, bytes(body))
             except BadChange as error:

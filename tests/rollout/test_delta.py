@@ -16,6 +16,7 @@ from swift_r1.weights import delta
 from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.staging import Staging
+from swift_r1.weights.transport import incoming
 from swift_r1.wire.protocol import HTTPError
 from tests.rollout.conftest import to_bytes
 
@@ -129,4 +130,15 @@ def test_the_server_makes_the_new_file_of_the_old_one(staging: Staging) -> None:
         assert staging.base is None and not list(Path(staging.folder).iterdir())
 
     asyncio.run(play())
+    staging.close()
+
+
+def test_a_file_that_somebody_has_made_too_large_is_not_read(staging: Staging) -> None:
+    """Whoever shares the machine may write to it: the pages of a hole would fill the memory."""
+    with incoming(staging.folder, 0).open("wb") as file:
+        file.truncate(1 << 40)
+    change = delta.encode(np.zeros(4, np.uint16), np.array([1]))
+    with pytest.raises(HTTPError, match="larger than the whole model"):
+        asyncio.run(staging.change(0, chunks(change), "0" * 32))
+    assert not list(staging.folder.iterdir())
     staging.close()
