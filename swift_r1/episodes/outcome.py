@@ -58,7 +58,8 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
             turn = turns[number]
             ids[turn] = tuple(t for t, of in zip(one.token_ids, own.turns, strict=True) if of == turn)
     # The one with the last answer is what rewards see first.
-    *before, last = [None, *sorted(record.sequences, key=lambda one: one.calls[-1])]
+    in_order = sorted(record.sequences, key=lambda one: one.calls[-1])
+    last = in_order[-1] if in_order else None
     prompt, messages, text = play.prompt, [dict(one) for one in play.prompt.messages], ""
     if last is not None:
         shown = str(prompts.tokenizer.decode(list(last.prompt_token_ids)))
@@ -80,7 +81,7 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
         turns=[ids[turn] for turn in sorted(ids)],
         messages=messages,
         text=text,
-        other_messages=[[dict(message) for message in one.messages] for one in before if one is not None],
+        other_messages=[[dict(message) for message in one.messages] for one in in_order[:-1]],
         finish_reason="length" if limited or last is None else last.finish_reason,
         infos=result | noted,
         failure=failure,

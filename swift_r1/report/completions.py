@@ -106,8 +106,8 @@ def _said(message: Mapping[str, Any]) -> Iterator[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
-        known = isinstance(function, dict)
-        yield f"{function.get('name')}({function.get('arguments')})" if known else str(call)
+        if isinstance(function, dict):
+            yield f"{function.get('name')}({function.get('arguments')})"
 
 
 def _number(value: Any) -> str:
