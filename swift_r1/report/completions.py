@@ -106,7 +106,8 @@ def _said(message: Mapping[str, Any]) -> Iterator[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
-        yield f"{function.get('name')}({function.get('arguments')})" if isinstance(function, dict) else str(call)
+        if isinstance(function, dict):
+            yield f"{function.get('name')}({function.get('arguments')})"
 
 
 def _number(value: Any) -> str:
