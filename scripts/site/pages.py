@@ -35,6 +35,11 @@ def is_page(name: str) -> bool:
     return name.endswith(".md") and not name.startswith(".")
 
 
+def page_of(name: str) -> str:
+    """Where a file is shown. Folders with a dot before their name are left out of sites."""
+    return name if is_page(name) else "/".join(part.lstrip(".") for part in name.split("/")) + ".md"
+
+
 def write_pages(folder: Path) -> None:
     """Writes all that the site is built from into a folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -42,7 +47,7 @@ def write_pages(folder: Path) -> None:
     pages = {name: (ROOT / name).read_text() for name in sorted(files) if is_page(name)}
     shown = {source for name, text in pages.items() for source in sources(name, text, files)}
     texts = {name: with_links(name, text, files) for name, text in pages.items()}
-    texts |= {f"{name}.md": source_page(name) for name in shown}
+    texts |= {page_of(name): source_page(name) for name in shown}
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -67,7 +72,7 @@ def with_links(name: str, text: str, files: frozenset[str]) -> str:
         target = named(folder, found, files)
         if target is None:
             return found[0]
-        href = posixpath.relpath(target if is_page(target) else f"{target}.md", folder or ".")
+        href = posixpath.relpath(page_of(target), folder or ".")
         return f"]({href}{found['anchor'] or ''})" if found["link"] else f"[{found[0]}]({href})"
 
     return NAMED.sub(to_its_page, text)
