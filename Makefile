@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit fuzz image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -71,6 +71,10 @@ test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12),
 
 newest: install ## the newest version of each dependency alone, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
 	@$(PY) scripts/newest.py $(NEWEST_ARGS)
+
+fuzz: install ## weight updates for an hour, byte by byte, and 10,000 cases for every route; FUZZ_SECONDS, FUZZ_CASES
+	@$(ENV) $(PY) -m tests.fuzz.wire --seconds $(or $(FUZZ_SECONDS),3600)
+	@$(ENV) $(PY) -m tests.fuzz.routes --cases $(or $(FUZZ_CASES),10000)
 
 audit: ## known vulnerabilities in the locked packages, by pip-audit and the registry's advisories; in .venv-audit
 	@[ -x .venv-audit/bin/python ] || $(or $(PYTHON),python3) -m venv .venv-audit
