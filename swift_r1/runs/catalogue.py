@@ -57,6 +57,7 @@ _COMPLETION = {
     "messages": "the conversation (the same)",
     "tool_calls": "calls in order: name, arguments, outcome, answer",
     "sequences": "token sequences of an agent's episode, where they are not 1",
+    "other_messages": "conversations of an agent's episode that ended before the last one",
     "failure": "why an agent's episode has no valid reward",
     "<column>": "each further column of the row; one with the name of a field is `columns/<column>`",
 }
@@ -103,6 +104,7 @@ RUN: Sequence[WrittenFile] = (
         _LINES,
         "`swift view`, `report`",
     ),
+    WrittenFile("judge.sqlite", "what the reward `judge` was told, by its question", "SQLite", "a resumed run"),
     WrittenFile(
         "invalid_rewards.jsonl",
         "a line for each reward that could not be used",

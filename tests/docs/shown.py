@@ -91,7 +91,7 @@ def _indented(page: str, text: str) -> Iterator[Fence]:
 def commands(fence: Fence) -> list[Shown]:
     """What a block calls. Bash expands it, in an empty folder and with nothing to call."""
     # Bash looks for no function of a name with a slash unless there is one.
-    paths = sorted(set(re.findall(r"(?<!\S)(?:[\w.-]+/)+[\w.-]+(?!\S)", fence.text)))
+    paths = sorted(set(re.findall(r"(?<!\S)(?:[\w.-]+/)+[\w.-]+(?![^\s;)|&])", fence.text)))
     named = "".join(f'function {path} {{ said {path} "$@"; }}\n' for path in paths)
     with tempfile.TemporaryDirectory() as folder:
         for file in re.findall(r"(?<!<)[<>] *([\w.-][\w./-]*)", fence.text):
