@@ -87,7 +87,7 @@ def look_up(command: Shown) -> None:
 
 def _script(script: Path, flags: list[str]) -> None:
     """Flags that the script has, or hands to `swift rlhf`."""
-    text = script.read_text()
+    text = (script / "__main__.py" if script.is_dir() else script).read_text()
     known = set(re.findall(r"""["']--([\w-]+)["']""", text)) | spellings(RlhfArguments).keys()
     given = {word[2:].partition("=")[0] for word in flags if word.startswith("--")}
     assert given <= known, given - known
