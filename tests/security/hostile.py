@@ -41,7 +41,11 @@ def hostile_run(folder: Path) -> Path:
         content = hostile(json.loads((run / name).read_text()), chance)
         if name == "args.json":
             content["args"] |= {"reward_funcs": [ALL], "reward_weights": [1.0], "model": ALL, "output_dir": ALL}
-            content |= {"command": ["swift", ALL], "versions": {ALL: ALL}, "hardware": {"cores": 1, ALL: ALL, "gpus": [ALL]}}
+            content |= {
+                "command": ["swift", ALL],
+                "versions": {ALL: ALL},
+                "hardware": {"cores": 1, ALL: ALL, "gpus": [ALL]},
+            }
         else:
             content |= {"error": ALL, "reason": ALL}
         (run / name).write_text(json.dumps(content))
@@ -51,7 +55,9 @@ def hostile_run(folder: Path) -> Path:
             if path.name.endswith("completions.jsonl"):
                 row |= {f"rewards/{ALL}": 0.5, ALL: ALL, "messages": _conversation(), "tools": [ALL]}
             elif path.name == "logging.jsonl":
-                row |= {f"rewards/{ALL}/mean": 0.5, f"rewards/{ALL}/invalid": 0.5, ALL: 1.0, f"eval/{ALL}/accuracy": 0.5}
+                row |= dict.fromkeys(
+                    (f"rewards/{ALL}/mean", f"rewards/{ALL}/invalid", ALL, f"eval/{ALL}/accuracy"), 0.5
+                )
         write_rows(path, rows)
     texts = {"cause": ALL, "reward": ALL, "completion": ALL, "columns": {ALL: ALL}, "step": 1, "kind": "exception"}
     write_rows(run / "invalid_rewards.jsonl", [texts | {"request_id": f"run/0/{number}"} for number in range(3)])
