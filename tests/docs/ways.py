@@ -64,7 +64,7 @@ RESOLVED_TRAININGS = {
     "--offload_model": "GPUs: make gpu",
     "--tools": "a template that shows tools: tests/tool_use",
     "hf::openai/gsm8k:main#2000": "a hub: tests/data/test_hubs.py",
-    "trl-lib/DeepMath-103K": "a hub: tests/data/test_hubs.py",
+    "hf::trl-lib/DeepMath-103K": "a hub: tests/data/test_hubs.py",
     "train.parquet": "files that verl has made: tests/data",
     "config.yaml": "a file of the reader's: tests/arguments/test_config.py",
     "8001": "two GPUs that generate: tests/rollout/test_server_pool.py",
