@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import (
-    agent_faults,
-    column_faults,
-    reward_name_faults,
-    scheduler_name_faults,
-    tool_faults,
-    why_no_agent,
-)
+from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
+from swift_r1.checking.preflight import column_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
