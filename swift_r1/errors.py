@@ -107,6 +107,13 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     return _message(error, longest) or type(error).__name__
 
 
+def yaml_fault(error: Exception) -> str:
+    """Why a text is no YAML, and where; without the line itself, which may hold a key."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or getattr(error, 'reason', None) or type(error).__name__}{place}"
+
+
 def _message(error: BaseException, longest: int = 300) -> str:
     try:
         return " ".join(str(error).split())[:longest]

@@ -207,7 +207,7 @@ def _tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
+        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError, no_such
+from swift_r1.errors import UsageError, no_such, yaml_fault
 
 GB, TB, TFLOP = 1e9, 1e12, 1e12
 
@@ -86,7 +86,7 @@ def _read(path: Path) -> Chip:
     except OSError as error:
         raise UsageError(f"--chip {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--chip {path}: not valid YAML ({' '.join(str(error).split())})") from error
+        raise UsageError(f"--chip {path}: not valid YAML ({yaml_fault(error)})") from error
     if not isinstance(content, dict):
         raise UsageError(f"--chip {path}: must be a mapping like {{like: h100, memory: 96e9}}")
     if (like := CHIPS.get(name := str(content.pop("like", DEFAULT_CHIP)))) is None:
