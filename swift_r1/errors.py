@@ -6,6 +6,7 @@ fault). Anything else that escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -87,6 +88,14 @@ def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Re
     if faults:
         raise UsageError(*faults)
     return results
+
+
+def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
+    """That nothing of a kind has this name, with the nearest one that is known, or all of them and where `more` are."""
+    known = list(known)
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"there is no {what} {name}: did you mean {near[0]}?"
+    return f"there is no {what} {name}: known are {', '.join(known) or 'none'}{more}"
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:

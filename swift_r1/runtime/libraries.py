@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import platform
 import warnings
@@ -29,6 +30,16 @@ def package_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def missing_for_vllm(name: str = "libnuma.so.1") -> str | None:
+    """What to install where this library is not found, which vLLM's build for CPUs is linked with: its engine ends
+    without naming it."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return f"vLLM cannot run on this CPU: {error}; apt-get install libnuma1, or dnf install numactl-libs"
+    return None
 
 
 def quiet_libraries() -> None:

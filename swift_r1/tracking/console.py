@@ -35,7 +35,13 @@ _SHOWN = (
 def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
     """On a terminal; it shows nothing elsewhere."""
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
-    return Progress(TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal)
+    return Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=1800,  # seconds; a step may take minutes, and rich's 30 s then give no estimate
+    )
 
 
 class RunConsole:

@@ -27,7 +27,7 @@ from swift_r1.runtime.terminal import Terminal
 from swift_r1.runtime.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
-_CURVE = 32  # characters
+_CURVE = 24  # characters: a row fits into 80 columns
 _METRICS = (
     *("reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "kl", "entropy"),
     *("clip_ratio/low", "clip_ratio/high", "rollout/logp_diff", "grad_norm", "loss", "tokens_per_second", "time/step"),

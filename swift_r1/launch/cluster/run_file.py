@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.errors import UsageError, yaml_fault
+from swift_r1.errors import UsageError, no_such, yaml_fault
 from swift_r1.launch.cluster.engines import ENGINES
 
 TRAIN, ROLLOUT = "train", "rollout"
@@ -189,11 +188,8 @@ def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[s
 
 def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
     """A line for each name that is not known, with the nearest one that is."""
-    for name in given:
-        if name not in (names := list(known)):
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
-            yield f"there is no {what} {name}: {hint}"
+    names = list(known)
+    return (no_such(what, name, names) for name in given if name not in names)
 
 
 def _role(name: str, values: Any, faults: list[str]) -> Role | None:
