@@ -74,7 +74,7 @@ def leaks(folder: Path, said: Mapping[str, str], names: tuple[str, ...]) -> list
         found += [f"{one} in the name {path}" for one in found_in(str(path).encode(), names)]
         if path.is_file() and not path.is_symlink():
             found += [f"{one} in {path}" for content in contents(path) for one in found_in(content, names)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 class CommandLines(threading.Thread):

@@ -139,7 +139,7 @@ def _train(place: Place, model: Path, url: str, service: planted.Service) -> Non
         os.environ["NPROC_PER_NODE"] = "2"
     run = place.folder / "run"
     page = {"view": "true", "view_port": free_port()}
-    code = place.run("train", "rlhf", forked=True, **flags, **more, **page, log_tokens="all", output_dir=run)
+    code = place.run("train", "rlhf", forked=True, **(flags | more | page | {"log_tokens": "all", "output_dir": run}))
     os.environ.pop("NPROC_PER_NODE", None)
     assert code == 0, place.said("train")
     assert "RuntimeError: failed with" in (run / "invalid_rewards.jsonl").read_text()
@@ -159,7 +159,6 @@ def _read(place: Place, key: str) -> None:
         (("report",), ("report", "--format", "md"), ("why",), ("why", "--json"), ("view", "--text"))
     ):
         assert place.run(f"read-{number}", words[0], run, *words[1:]) == 0, place.said(f"read-{number}")
-    assert place.run("trace", "view", run, "--trace", place.folder / "trace.json") == 0
     page = place.start("page", "view", run, "--port", free_port())
     try:
         url = until(lambda: page.poll() is not None or re.search(r"http://\S+?(?=[; ])", place.said("page")))[0]
@@ -179,7 +178,7 @@ def _launch(place: Place, model: Path) -> None:
     }
     for name, options in CLUSTERS.items():
         (place.folder / f"{name}.yaml").write_text(yaml.safe_dump(content | {name: options}))
-        code = place.run(f"dry-{name}", "launch", f"{name}.yaml", "--on", name, "--dry_run")
+        code = place.run(f"dry-{name}", "launch", f"{name}.yaml", "--on", name, "--dry_run", forked=True)
         assert code == 0, place.said(f"dry-{name}")
     assert "HF_TOKEN=***" in place.said("dry-ssh")
     if place.cold:

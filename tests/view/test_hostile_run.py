@@ -11,10 +11,7 @@ import httpx
 
 from tests.security.hostile import ALL, NAME, TAKEN, hostile_run
 
-PATHS = (
-    *("/", "/completions", "/completions?of=eval", "/group?step=1&group=0", "/tokens?step=1", "/time", "/prompt"),
-    *("/prompt?prompt=countdown:1", "/distributions", "/try?prompt=countdown:1"),
-)
+PATHS = ("/", "/completions", "/group?step=1&group=0", "/tokens?step=1", "/time", "/prompt?prompt=countdown:1")
 OUT = ("../..", "../../../../../../etc", "/etc", "..%2f..", "....//....//etc", "%2e%2e/%2e%2e", ".", "\x00")
 RAW = (b"/static/../../../../../../etc/passwd", b"/static/..%2f..%2f..%2f..%2fetc/passwd", b"//etc/passwd")
 ACTS = "iframe, img[src=x], [onerror], [onload], [onfocus], [onmouseover]"
