@@ -33,7 +33,7 @@ wait_for ready ready
 echo "runs as user $(podman exec "$name" id -un)"
 ask() {
     curl -s --max-time 120 -o /dev/stdout -w '\n%{http_code}\n' "http://127.0.0.1:$port/v1/chat/completions" \
-        -H 'Content-Type: application/json' "$@" -d '{"model": "any", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}'
+        -H 'Content-Type: application/json' "$@" -d '{"model": "/model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}'
 }
 [ "$(ask | tail -n 1)" = 401 ] || die "it answers without the key"
 answer=$(ask -H "@/dev/stdin" <<<"Authorization: Bearer $key")
