@@ -126,6 +126,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": not has_gpu,
         **passed_to_vllm(config),
         "trust_remote_code": False,
+        "load_format": "safetensors",  # else a model without them is read from pickles
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
