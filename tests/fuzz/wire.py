@@ -303,7 +303,8 @@ class Episode:
             if self.changes is not None and (base is None or base.digest != self.changes):
                 raise Fault(f"it offers a base that was not committed: {said}")
         elif path == "/v1/weights/bucket" and request.method == "PUT":
-            self._staged(int(request.header(wire.BUCKET_HEADER) or 0), request.body, request.header(wire.BASE_HEADER))
+            index = int(float(request.header(wire.BUCKET_HEADER) or 0))  # "1.0" is a whole number to the server
+            self._staged(index, request.body, request.header(wire.BASE_HEADER))
         elif path == "/v1/weights/file":
             body = json.loads(request.body)
             name = f"incoming-{int(body['index']):06d}"
