@@ -84,6 +84,27 @@ def save_tiny_model(
     return folder
 
 
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """Gives every registry back as it was: a plugin that one test loads is not there in the next."""
+    from swift_r1.data import registry
+    from swift_r1.data.sampler import samplers
+    from swift_r1.plugins import loader, protocol, rollouts
+    from swift_r1.plugins.agents import agents
+    from swift_r1.rewards import orms
+    from swift_r1.tool_use.registry import tools
+
+    everything = (
+        *(orms, registry.datasets, registry._origins, loader._LOADED, protocol.prms, protocol.rm_plugins),
+        *(rollouts.multi_turns, rollouts.envs, rollouts.context_managers, agents, samplers, tools),
+    )
+    before = [dict(one) for one in everything]
+    yield
+    for one, content in zip(everything, before, strict=True):
+        one.clear()
+        one.update(content)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def fork_server() -> Iterator[None]:
     """What `forks` starts comes from it; it is the last to end."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import chdir
 from importlib.resources import files
-from importlib.resources.abc import Traversable
+from itertools import chain, count
 from pathlib import Path
 
 from swift_r1.arguments.init import TASKS, InitArguments
@@ -19,7 +19,7 @@ from swift_r1.errors import EXIT_OK, UsageError
 _USAGE = """swift init [FOLDER] [--task TASK] [--model M]
 
 Writes a folder to start from: plugin.py with a dataset and a reward, data.jsonl with a dozen rows, and run.yaml with
-the flags. Then it checks them, without a model. In a terminal it asks for what is not given. Tasks:
+the flags. Then it checks them, without loading a model. In a terminal it asks for what is missing. Tasks:
 """ + "".join(f"\n  {name:<8} {what}" for name, what in TASKS.items())
 _EXAMPLES = """
 swift init
@@ -42,27 +42,35 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(InitArguments, words)
     if len(args.folder) > 1:
         raise UsageError(f"one folder, not {len(args.folder)}: {' '.join(args.folder)}")
-    task, name, model = args.task, next(iter(args.folder), None), args.model
+    task, name, model = args.task, "".join(args.folder), args.model
     if sys.stdin.isatty():
         if task is None:
             for number, (known, what) in enumerate(TASKS.items(), 1):
                 print(f"  {number}  {known:<8} {what}")
             task = _asked("What is the model to learn?", next(iter(TASKS)), list(TASKS))
-        name = name or _asked("Into which folder?", f"my-{task}")
+        while not name:
+            name = _asked("Into which folder?", _free_name(f"my-{task}"))
+            if taken := _taken(Path(name), _texts(task)):
+                print(taken)
+                name = ""
         model = model or _asked("Which model (a folder or a hub id)?", _MODEL)
-    if task is None or name is None:
+    if task is None or not name:
         raise UsageError(f"swift init FOLDER --task {'|'.join(TASKS)}")
     folder, model = Path(name), model or _MODEL
-    write_starter(folder, task, str(Path(model).resolve()) if Path(model).is_dir() else model)
+    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+        raise UsageError(f"--model {model}: there is no such folder")
+    here = Path(model).expanduser()
+    written = write_starter(folder, task, str(here.resolve()) if here.is_dir() else model)
     dataset, *rewards = _CHECKS[task]
     check = ["--external_plugins", "plugin.py", "--dataset", dataset, "--reward_funcs", *rewards]
-    print(f"{folder}: {', '.join(sorted(one.name for one in folder.iterdir()))}")
+    print(f"{folder}: {', '.join(written)}")
     print("swift check", shlex.join(check), flush=True)
     with chdir(folder):
         code = check_command.run(check)
     if code == EXIT_OK:
         judge = ", with the judge of judge.yaml running" if task == "judge" else ""
-        print(f"next: cd {shlex.quote(str(folder))}; swift rlhf run.yaml{judge}")
+        enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}; "
+        print(f"next: {enter}swift rlhf run.yaml{judge}")
     return code
 
 
@@ -80,23 +88,36 @@ def _asked(question: str, default: str, choices: Sequence[str] = ()) -> str:
         print(f"one of {', '.join(choices)}")
 
 
-def write_starter(folder: Path, task: str, model: str) -> None:
-    """Writes the files of a task. Raises UsageError where one is there already, or the folder cannot be written."""
-    starters = files("swift_r1") / "starters"
-    texts = {one.name: one.read_text(encoding="utf-8") for one in _files(starters / task)}
-    flags = texts.pop("flags.yaml")
-    texts["run.yaml"] = (
-        (starters / "run.yaml").read_text(encoding="utf-8").format(model=json.dumps(model), task=flags.rstrip())
-    )
-    if there := [name for name in sorted(texts) if (folder / name).exists()]:
-        raise UsageError(f"{folder} holds {', '.join(there)} already: name another folder")
+def write_starter(folder: Path, task: str, model: str) -> list[str]:
+    """Writes the files of a task; their names. Raises UsageError where one is there already, or the folder cannot be
+    written."""
+    texts = _texts(task, model)
+    if taken := _taken(folder, texts):
+        raise UsageError(taken)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
+    return sorted(texts)
 
 
-def _files(folder: Traversable) -> list[Traversable]:
-    return sorted((one for one in folder.iterdir() if one.is_file()), key=lambda one: one.name)
+def _texts(task: str, model: str = "") -> dict[str, str]:
+    """The files of a task, by name."""
+    starters = files("swift_r1") / "starters"
+    texts = {one.name: one.read_text(encoding="utf-8") for one in (starters / task).iterdir() if one.is_file()}
+    flags = texts.pop("flags.yaml").rstrip()
+    run = (starters / "run.yaml").read_text(encoding="utf-8")
+    return texts | {"run.yaml": run.format(model=json.dumps(model), task=flags)}
+
+
+def _taken(folder: Path, names: Iterable[str]) -> str | None:
+    """What is in the way of these files, as a sentence."""
+    there = [name for name in sorted(names) if (folder / name).exists()]
+    return f"{folder} already has {', '.join(there)}: name another folder" if there else None
+
+
+def _free_name(name: str) -> str:
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if not Path(one).exists())

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.why import WhyArguments
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
+from swift_r1.runtime.visible import visible
 
 _USAGE = """swift why RUN ... [--json]
 
-Says what is wrong with runs, on what evidence, and what to try: the same that a run says of itself while it trains
-(diagnosis.jsonl). RUN is the folder of a run or one that holds runs: a run that trains, has ended, or was killed.
-docs/diagnosis.md has what is looked for. Exit code 0 where nothing is found, 5 where something is."""
+Says what is wrong with runs, on what evidence, and what to try, as a run says of itself while it trains
+(diagnosis.jsonl). RUN is the folder of a run, or one that holds runs: still training, ended, or killed.
+docs/diagnosis.md lists what it looks for. Exit code 0 if nothing is found, 5 if something is."""
 _EXAMPLES = """
 swift why output/model/v0-20261121-120000
 swift why output --json
@@ -35,26 +36,31 @@ def run(words: Sequence[str]) -> int:
         log = Diagnosis(folder.path)
         log.refresh()
         failed = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"][-1:]
-        findings, missing = list(log.findings.values()), log.not_judged
+        findings, missing, early = list(log.findings.values()), log.not_judged, log.too_early
         problems = [*folder.problems, *log.problems]
         found |= bool(findings)
         about = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}
         told.append(
             about
             | {"failed": next(iter(failed), None), "findings": [asdict(one) for one in findings]}
-            | {"not_judged": missing, "problems": problems}
+            | {"not_judged": missing, "too_early": early, "problems": problems}
         )
         if args.json:
             continue
         why = f": {failed[0]}" if folder.status == "failed" and failed else ""
-        print(f"{folder.name}: {folder.status} at step {log.last_step}{why}")
+        print(visible(f"{folder.name}: {folder.status} at step {log.last_step}{why}"))
         for one in findings:
-            print(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
-        looked = len(DETECTORS) - len(missing)
-        lacks = f"; not logged, so not judged: {', '.join(missing)}" if missing else ""
-        print(f"  {'nothing else' if findings else 'nothing'} found of {looked} signs{lacks}")
+            print(
+                visible(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
+            )
+        looked = len(DETECTORS) - len(missing) - len(early)
+        print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
+        if early:
+            print(f"  too early after {log.rounds} rounds: {', '.join(early)}")
+        if missing:
+            print(f"  not logged: {', '.join(missing)}")
         for problem in problems:
-            print(f"swift why: {folder.name}: {problem}", file=sys.stderr)
+            print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
     if args.json:
-        print(json.dumps(told, ensure_ascii=False, indent=2))
+        print(json.dumps(told, indent=2))
     return EXIT_RUN_FAILED if found else EXIT_OK

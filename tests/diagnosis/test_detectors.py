@@ -127,6 +127,14 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path: Path) -> None:
     assert found.findings == {} and found.not_judged == ["evaluation falling"]
 
 
+def test_a_short_run_says_what_it_is_too_early_for(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, rows_of(FAULTS["no signal"], 2, steps=4), steps=4)
+    assert found.findings == {} and found.rounds == 2
+    assert {"no signal", "repetition", "memory creeping"} <= set(found.too_early)
+    assert {"evaluation falling", *found.not_judged}.isdisjoint(found.too_early)
+    assert diagnosed(tmp_path / "long", rows_of({}, 60)).too_early == []
+
+
 def test_an_evaluation_that_falls_while_the_reward_rises(tmp_path: Path) -> None:
     def run(folder: str, values: Sequence[float], slope: float) -> list[str]:
         rows = rows_of({"reward": lambda number: 0.4 + slope * number}, 40)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.demo import DemoArguments
+from swift_r1.arguments.estimate import EstimateArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
 from swift_r1.arguments.forecast import ForecastArguments
@@ -66,11 +67,13 @@ def look_up(command: Shown) -> None:
                 "reward_funcs": ["format"],
             }
             parse_arguments(ReplayArguments, flags, {}, recorded=recorded)
+        case ["swift", "estimate", *flags]:
+            assert {word[2:] for word in flags if word.startswith("--")} <= spellings(EstimateArguments).keys()
         case ["swift", name, *_]:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:
             subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60)
-        case ["python", "-m", module, *_]:
+        case ["python" | "python3.11", "-m", module, *_]:
             assert find_spec(module), module
         case ["python", script, *flags]:
             _script(ROOT / script, flags)

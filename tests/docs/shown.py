@@ -72,6 +72,20 @@ def fences(page: str) -> tuple[Fence, ...]:
     return (*found, *_indented(page, without))
 
 
+def files(page: str) -> dict[str, str]:
+    """The files that a page shows, by name: a fence whose first line is `# plugin.py`, or one below a line that ends
+    with "`rows.jsonl`:". A page for another project's users shows one row as JSON: `rows.jsonl` has it 16 times."""
+    lines = (ROOT / page).read_text().splitlines()
+    found = {}
+    for fence in fences(page):
+        above = " ".join(lines[max(fence.line - 3, 0) : fence.line - 1])
+        if named := re.match(r"# ([\w.-]+\.py)\b", fence.text) or re.search(r"`([\w.-]+\.\w+)`: *$", above):
+            found[named[1]] = fence.text
+        elif fence.language == "json" and page.startswith("docs/from-"):
+            found["rows.jsonl"] = fence.text * 16
+    return found
+
+
 def _indented(page: str, text: str) -> Iterator[Fence]:
     """The blocks that four spaces make code: after a blank line or a heading, outside of lists."""
     block: list[str] = []

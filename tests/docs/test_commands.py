@@ -25,7 +25,7 @@ from swift_r1.cli.main import main
 from swift_r1.launch.cluster.run_file import read_run_file
 from tests.conftest import ServerProcess, save_tiny_model, start_tiny_server, wait_until_serving
 from tests.docs.lookup import filled, look_up
-from tests.docs.shown import ROOT, Fence, Shown, commands, fences, pages
+from tests.docs.shown import ROOT, Fence, Shown, commands, fences, files, pages
 from tests.docs.ways import DRY, RESOLVED_TRAININGS, Way, way_of
 from tests.ms_swift.scripts import ScriptCommand
 from tests.ms_swift.test_scripts import hub, run_commands  # noqa: F401  a fixture
@@ -36,7 +36,7 @@ READ = {"json": json.loads, "yaml": yaml.safe_load, "jsonl": lambda text: [json.
 RUN = "v0-20261122-120000"
 ROWS = {
     "rows.jsonl": [{"question": f"What is {n} + 1?", "solution": str(n + 1)} for n in range(16)],
-    "numbers.jsonl": [{"question": "Which number?", "number": n % 9 + 1} for n in range(16)],
+    "numbers.jsonl": [{"query": "Guess my number from 1 to 9.", "secret": n % 9 + 1} for n in range(16)],
     "sums.jsonl": [{"question": f"What is {n} + {n}?", "total": str(2 * n)} for n in range(16)],
     "problems.jsonl": [
         {
@@ -46,13 +46,9 @@ ROWS = {
         for n in range(16)
     ],
 }
-FROM_PAGES = {  # a file that a page's commands name, and the page's fence that shows it
+FROM_PAGES = {  # a file that commands name, and the fence of another page that shows it
     "my_plugin.py": ("docs/plugins.md", "python", 0),
     "sums.py": ("README.md", "python", 0),
-    "guess.py": ("docs/agents.md", "python", 0),
-    "calculator.py": ("docs/tools.md", "python", 0),
-    "my-task/short.py": ("docs/first-hour.md", "python", 0),
-    "my-task/rows.jsonl": ("docs/first-hour.md", "jsonl", 0),
 }
 
 
@@ -93,7 +89,6 @@ def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, (page, language, number) in FROM_PAGES.items():
         shown = [fence.text for fence in fences(page) if fence.language == language]
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(shown[number])
     flags = {"rlhf_type": "grpo", "model": "M", "dataset": "countdown#16", "external_plugins": "plugins/countdown.py"}
     flags |= {"reward_funcs": ["external_countdown", "format"], "per_device_train_batch_size": 8}
@@ -123,10 +118,14 @@ def test_no_reason_is_left_over() -> None:
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """One after another, as a reader would type them."""
+    """One after another, as a reader would type them, with the page's files in each folder; a training leaves a run."""
+    write_files(page)
     for command in shown_on(page):
         if command.words[0] == "cd":
             monkeypatch.chdir(command.words[1])
+            write_files(page)
+        elif way_of(command) is Way.SMALL and not Path("output").exists():
+            make_run(Path("output") / RUN)
         elif way_of(command) is Way.RUN:
             run(command, capfd)
         elif way_of(command) is not Way.SERVED:
@@ -134,6 +133,11 @@ def test_commands(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capf
                 look_up(command)
             except Exception as error:
                 raise AssertionError(f"{command}: {error}") from error
+
+
+def write_files(page: str) -> None:
+    for name, text in files(page).items():
+        Path(name).write_text(text)
 
 
 def run(command: Shown, capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,12 +206,18 @@ def test_a_training_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two steps of it with small sizes, to exit code 0 and a checkpoint; its server too, where it has one."""
+    write_files(command.page)
     if command.words[2] == "run.yaml":  # of `swift init`
         written = next(one for one in shown_on(command.page) if one.words[:2] == ("swift", "init"))
         run(written, capfd)
         monkeypatch.chdir(written.words[2])
-        small = ("--model", str(model), "--max_steps", "2", "--max_completion_length", "16")
-        words = [sys.executable, "-m", "swift_r1", *command.words[1:], *small]
+        write_files(command.page)
+        words = [sys.executable, "-m", "swift_r1", *command.words[1:]]
+        for flag, value in (("--model", str(model)), ("--max_steps", "2"), ("--max_completion_length", "16")):
+            if flag in words:
+                words[words.index(flag) + 1] = value
+            else:
+                words += (flag, value)
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ NOT_RUN = {
     "swift forecast": "a server or an engine for minutes: tests/forecast",
     "swift replay": "needs the checkpoint of a run: tests/cli/test_replay.py",
     "swift eval": "benchmarks of a hub: tests/evaluation",
+    "swift estimate run.yaml --measured": "a run of a real model: tests/estimate",
     "swift check --env": "packages that make install leaves out: make test-agents",
     "swift check --external_plugins calculator.py": "its page's rows: tests/tool_use",
     "make": "it would install, train or test",
@@ -63,6 +64,8 @@ RESOLVED_TRAININGS = {
     "--offload_model": "GPUs: make gpu",
     "--tools": "a template that shows tools: tests/tool_use",
     "hf::openai/gsm8k:main#2000": "a hub: tests/data/test_hubs.py",
+    "hf::trl-lib/DeepMath-103K": "a hub: tests/data/test_hubs.py",
+    "train.parquet": "files that verl has made: tests/data",
     "config.yaml": "a file of the reader's: tests/arguments/test_config.py",
     "8001": "two GPUs that generate: tests/rollout/test_server_pool.py",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import subprocess
 import sys
 from contextlib import chdir
@@ -12,7 +14,7 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.arguments.init import TASKS
-from swift_r1.errors import EXIT_OK, EXIT_USAGE
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,14 +46,59 @@ def test_it_overwrites_nothing_and_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "plugin.py").write_text("mine")
     for words, said in (
-        (("new", "--task", "maths"), "new holds plugin.py already: name another folder"),
+        (("new", "--task", "maths"), "new already has plugin.py: name another folder"),
         (("new",), "swift init FOLDER --task maths|format|code|judge|agent"),
         ((), "swift init FOLDER --task maths|format|code|judge|agent"),
         (("a", "b", "--task", "maths"), "one folder, not 2: a b"),
         (("new", "--task", "mats"), "--task must be one of maths, format, code, judge, agent, not 'mats'"),
+        (("", "--task", "maths"), "swift init FOLDER --task maths|format|code|judge|agent"),
+        (("new", "--task", "maths", "--model", "../models/none"), "--model ../models/none: there is no such folder"),
         (("new/plugin.py/x", "--task", "maths"), "cannot be written: Not a directory"),
     ):
         done = swift(tmp_path, "init", *words)
         assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr
     assert (tmp_path / "new" / "plugin.py").read_text() == "mine"
     assert sorted(one.name for one in tmp_path.rglob("*")) == ["new", "plugin.py"]
+
+
+def typed(cwd: Path, *answers: str) -> tuple[int, str]:
+    """`swift init` in a terminal, each question answered as it comes; its exit code and all that the terminal shows."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(cwd)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "swift_r1", "init"])
+    shown, left = b"", list(answers)
+    while select.select([terminal], [], [], 120)[0]:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # how Linux says that the other side has closed
+            break
+        if shown.endswith(b"] ") and left:
+            os.write(terminal, left.pop(0).encode())
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+def test_answers_are_asked_for_again_until_they_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "my-format").mkdir()
+    (tmp_path / "my-format" / "plugin.py").write_text("mine")
+    code, shown = typed(tmp_path, "formal\n", "2\n", "my-format\n", "\n", "\n")
+    assert code == EXIT_OK and "all good" in shown, shown
+    assert "one of maths, format, code, judge, agent" in shown
+    assert "my-format already has plugin.py" in shown
+    assert "Into which folder? [my-format-2]" in shown and "next: cd my-format-2; swift rlhf run.yaml" in shown
+    assert (tmp_path / "my-format" / "plugin.py").read_text() == "mine"
+
+
+def test_ctrl_c_and_ctrl_d_leave_nothing_behind(tmp_path: Path) -> None:
+    assert typed(tmp_path, "1\n", "new\n", "\x03")[0] == EXIT_INTERRUPTED
+    assert typed(tmp_path, "1\n", "new\n", "\x04")[0] == EXIT_USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_may_be_this_one(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = swift(tmp_path, "init", ".", "--task", "maths")
+    assert done.returncode == EXIT_OK, done.stderr
+    assert ".: data.jsonl, plugin.py, run.yaml\n" in done.stdout and "\nnext: swift rlhf run.yaml\n" in done.stdout

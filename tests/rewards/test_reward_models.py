@@ -19,8 +19,7 @@ from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import NotHere
-from swift_r1.plugins.protocol import RequestConfig, rm_plugins
-from swift_r1.rewards import orms
+from swift_r1.plugins.protocol import RequestConfig
 from swift_r1.rewards.batch import Answer, Call, RewardCaller
 from swift_r1.rewards.types import ItemOutcome, RewardBatch, RewardColumn
 from swift_r1.sampling.reward_models import FunctionsAndModels, ModelReward, rewards_and_models
@@ -30,15 +29,6 @@ from tests.ms_swift.scripts import NO_SOURCE, SOURCES
 from tests.rewards.reward_model_makers import save_scorer, save_speaker
 
 TASK = {"role": "user", "content": "Count to three."}
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    before = dict(orms), dict(rm_plugins)
-    yield
-    for registry, content in zip((orms, rm_plugins), before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +240,7 @@ def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_
         return reward_model_faults(arguments(*args, **more))
 
     assert faults([scorer, tiny_model], ["default", "genrm"]) == []
-    assert "nothing of that name is registered; known are default, genrm" in faults([scorer], ["mine"])[0]
+    assert "there is no reward model plugin mine: known are default, genrm" in faults([scorer], ["mine"])[0]
     assert "did you mean genrm?" in faults([tiny_model], ["genrn"])[0]
     assert "has no classification head: --reward_model_plugin genrm asks it" in faults([tiny_model])[0]
     assert "cannot be asked: leave --reward_model_plugin out" in faults([scorer], ["genrm"])[0]

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from swift_r1.errors import UsageError
-from swift_r1.tracking.console import RunConsole
+from swift_r1.tracking.console import RunConsole, progress_bar
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
@@ -162,3 +162,13 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog)
     reporter.close()
     assert list((tmp_path / "t").glob("events*")) and "swanlab: it is not installed" in caplog.text
     assert "swanlab" not in chosen_trackers(["all"]) and chosen_trackers(["none"]) == []
+
+
+def test_a_step_of_minutes_has_an_estimate_of_what_is_left():
+    bar = progress_bar(Console(file=io.StringIO(), force_terminal=True))
+    now = 0.0
+    bar.get_time = lambda: now
+    steps = bar.add_task("steps", total=5)
+    for now in (100.0, 200.0, 300.0):
+        bar.update(steps, completed=now / 100)
+    assert bar.tasks[0].time_remaining == 200

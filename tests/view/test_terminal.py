@@ -56,6 +56,15 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
     assert lines[-1] == "1 more groups: --step 7"
 
 
+def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=60)
+    log = run / "logging.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    write_rows(log, [row | {"completions/clipped_ratio": 0.15625, "rollout/logp_diff": 2.3211e-07} for row in rows])
+    lines = shown(capsys, run)
+    assert [line for line in lines if line and set(line) <= set("▁▂▃▄▅▆▇█ ")] == []
+
+
 def test_an_agents_calls_are_shown(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=2)
     args = json.loads((run / "args.json").read_text())

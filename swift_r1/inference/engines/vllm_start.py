@@ -48,7 +48,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
         from transformers import AutoTokenizer
 
         # Before the engine loads for minutes.
-        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model))
+        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model, trust_remote_code=False))
     for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
         if arguments[name] != value:
             logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
@@ -155,5 +155,5 @@ def _config_dtype(config: RolloutArguments) -> str:
     """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16."""
     from transformers import AutoConfig
 
-    dtype = AutoConfig.from_pretrained(config.model).dtype
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")

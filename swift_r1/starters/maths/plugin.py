@@ -19,8 +19,13 @@ class RightNumber(ORM):
     """1 if the number in the last answer tag is the solution, else 0."""
 
     def __call__(self, completions, solution, **kwargs):
-        answers = [re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)[-1:] for text in completions]
-        return [float(bool(found) and number(found[0]) == number(wanted)) for found, wanted in zip(answers, solution)]
+        return [score(text, wanted) for text, wanted in zip(completions, solution)]
+
+
+def score(text, wanted):
+    answers = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    found = number(answers[-1]) if answers else None
+    return float(found is not None and found == number(wanted))
 
 
 def number(text):
