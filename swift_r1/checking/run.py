@@ -264,7 +264,9 @@ def show(report: CheckReport, console: Console) -> None:
     for data in report.datasets:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
         columns = ", ".join(data.columns) or "none"
-        console.print(f"dataset {escape(data.name)}: tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:")
+        console.print(
+            f"dataset {escape(data.name)}: tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
+        )
         # Exactly as it is: not wrapped, nothing in it is markup.
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
@@ -281,7 +283,7 @@ def show(report: CheckReport, console: Console) -> None:
             console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
     for fault in report.faults:
         console.print(escape(fault), style="red", soft_wrap=True)
-    notes = sum(len(one.problems) for one in (*report.datasets, *report.rewards))
+    notes = sum(len(one.problems) for one in report.datasets) + sum(len(one.problems) for one in report.rewards)
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
     console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
 
