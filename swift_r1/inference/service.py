@@ -247,10 +247,10 @@ class Lifecycle:
             self.dead = f"the model could not be loaded: {one_line(error)}"
             return
         self.service = RolloutService(self._config, engine, expected, self.metrics)
-        logger.info(
-            "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
-        )
         logger.info("%s", self.service.tool_calls.said())
+        config, length = self._config, engine.info.max_model_len
+        address = f"{'https' if config.ssl_certfile else 'http'}://{config.host}:{config.port}"
+        logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
         leases = asyncio.create_task(self.service.updates.watch_leases())
         try:
             while not engine.dead:
