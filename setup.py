@@ -21,7 +21,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
     # bundled/ holds links to examples/ and plugins/, which become files here.
     package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*", "bundled/**/*"]},
@@ -46,6 +46,8 @@ setup(
     entry_points={"console_scripts": ["swift = swift_r1.cli.main:main", "swift-r1 = swift_r1.cli.main:main"]},
     classifiers=[
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Operating System :: POSIX :: Linux",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],

@@ -49,8 +49,20 @@ $py -m venv "$work/fresh"
 (cd "$work" && [ "$(fresh/bin/swift --version)" = "swift-r1 $version" ] && fresh/bin/swift examples >/dev/null) ||
     die "the wheel does not work in a fresh environment"
 
-"$work/tools/bin/cyclonedx-py" environment .venv/bin/python --output-reproducible -o "dist/swift_r1-$version.sbom.json"
-"$work/tools/bin/pip-licenses" --python=.venv/bin/python --format=csv --order=license >"dist/swift_r1-$version.licenses.csv"
+"$work/tools/bin/cyclonedx-py" environment .venv/bin/python --output-reproducible -o "$work/sbom.json"
+# .venv holds the package itself as the version before this one, at a path of this machine.
+$py - "$version" "$work/sbom.json" >"dist/swift_r1-$version.sbom.json" <<'END'
+import json, sys
+
+version, bom = sys.argv[1], json.load(open(sys.argv[2]))
+[own] = (one for one in bom["components"] if one["name"] == "swift-r1")
+bom["components"].remove(own)
+own.pop("externalReferences", None)
+bom["metadata"]["component"] = own | {"type": "application", "version": version, "purl": f"pkg:pypi/swift-r1@{version}"}
+print(json.dumps(bom, indent=2).replace(own["bom-ref"], f"swift-r1=={version}"))
+END
+"$work/tools/bin/pip-licenses" --python=.venv/bin/python --ignore-packages swift-r1 --format=csv --order=license \
+    >"dist/swift_r1-$version.licenses.csv"
 (cd dist && sha256sum -- * >SHA256SUMS)
 sign=()
 if [ "$key" != none ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tries an image of the rollout server as the user who calls it, without root: scripts/try_image.sh IMAGE MODEL-FOLDER.
-# The container must become healthy, answer a chat request with the key, refuse one without, and end on SIGTERM.
+# The container must become healthy and ready, answer a chat request with the key, refuse one without, and end on SIGTERM.
 # PODMAN_ARGS are more arguments of `podman run`, such as --cgroups=disabled.
 set -euo pipefail
 image=$1 model=$(realpath "$2") port=${PORT:-8123} name=swift-try-$$
@@ -14,19 +14,26 @@ die() {
 # The key goes by the environment, not by a command line.
 # shellcheck disable=SC2086
 SWIFT_API_KEY=$key podman run -d --name "$name" --env SWIFT_API_KEY --volume "$model:/model:ro" \
-    --publish "127.0.0.1:$port:8000" --shm-size 1g ${PODMAN_ARGS:-} "$image" \
+    --publish "127.0.0.1:$port:8000" --shm-size 1g --userns keep-id:uid=1000,gid=1000 ${PODMAN_ARGS:-} "$image" \
     --model /model --vllm_max_model_len 512 >/dev/null
 [ "$(podman exec "$name" id -u)" != 0 ] || die "it runs as root"
-for ((second = 0; ; second += 5)); do
-    podman healthcheck run "$name" >/dev/null 2>&1 && break
-    [ "$(podman inspect -f '{{.State.Running}}' "$name")" = true ] || die "it has ended"
-    [ "$second" -lt 600 ] || die "not healthy after 600 s"
-    sleep 5
-done
-echo "healthy after about $second s, as user $(podman exec "$name" id -un)"
+# wait_for WHAT COMMAND ...: until the command succeeds. Healthy is a process that lives, ready a model that is loaded.
+wait_for() {
+    local start=$SECONDS
+    until "${@:2}" >/dev/null 2>&1; do
+        [ "$(podman inspect -f '{{.State.Running}}' "$name")" = true ] || die "it has ended"
+        [ $((SECONDS - start)) -lt 600 ] || die "not $1 after 600 s"
+        sleep 2
+    done
+    echo "$1 after $((SECONDS - start)) s"
+}
+wait_for healthy podman healthcheck run "$name"
+ready() { curl -sf --max-time 10 "http://127.0.0.1:$port/ready" -H @/dev/stdin <<<"Authorization: Bearer $key"; }
+wait_for ready ready
+echo "runs as user $(podman exec "$name" id -un)"
 ask() {
     curl -s --max-time 120 -o /dev/stdout -w '\n%{http_code}\n' "http://127.0.0.1:$port/v1/chat/completions" \
-        -H 'Content-Type: application/json' "$@" -d '{"model": "any", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}'
+        -H 'Content-Type: application/json' "$@" -d '{"model": "/model", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}'
 }
 [ "$(ask | tail -n 1)" = 401 ] || die "it answers without the key"
 answer=$(ask -H "@/dev/stdin" <<<"Authorization: Bearer $key")

@@ -6,6 +6,7 @@ fault). Anything else that escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -89,6 +90,14 @@ def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Re
     return results
 
 
+def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
+    """That nothing of a kind has this name, with the nearest one that is known, or all of them and where `more` are."""
+    known = list(known)
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"there is no {what} {name}: did you mean {near[0]}?"
+    return f"there is no {what} {name}: known are {', '.join(known) or 'none'}{more}"
+
+
 def one_line(error: BaseException, longest: int = 300) -> str:
     """The message of an exception in one line; for pydantic's each fault with its place; else the type's name."""
     faults = getattr(error, "errors", None)
@@ -96,6 +105,13 @@ def one_line(error: BaseException, longest: int = 300) -> str:
         parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
         return "; ".join(parts)[:longest]
     return _message(error, longest) or type(error).__name__
+
+
+def yaml_fault(error: Exception) -> str:
+    """Why a text is no YAML, and where; without the line itself, which may hold a key."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}" if mark else ""
+    return f"{getattr(error, 'problem', None) or getattr(error, 'reason', None) or type(error).__name__}{place}"
 
 
 def _message(error: BaseException, longest: int = 300) -> str:

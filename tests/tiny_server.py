@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -132,7 +133,8 @@ def main(folder: str, port: int, more: str = "{}") -> int:
         return TinyEngine(config.model, can_sleep, length), expected_weights(config.model)
 
     server.load_engine = load
-    config = RolloutArguments(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
+    given = {"model": folder, "port": port, "update_timeout": 20} | json.loads(more)
+    config = RolloutArguments(**given).with_secrets(os.environ)
     return asyncio.run(server.serve(config, server.bind(config.host, port)))
 
 

@@ -31,6 +31,7 @@ RESERVED = {
     "max_loras": "generations that an update does not wait for need two",
     "lora_modules": "adapters come from the trainer",
     "runner": "it generates",
+    "trust_remote_code": "code that comes with a model is never run",
     "data_parallel_backend": _OWN_ENGINES,
     "data_parallel_rank": _OWN_ENGINES,
     "data_parallel_size_local": _OWN_ENGINES,

@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.arguments.fields import flag, flag_specs, from_config
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.data.sources import parse_dataset
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, no_such
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 BENCHMARKS: Mapping[str, str] = {
@@ -96,7 +96,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     if not equals or "/" in benchmark:
         benchmark, rest = "", text
     elif benchmark not in BENCHMARKS:
-        raise UsageError(f"{benchmark} is not a benchmark; known are {', '.join(BENCHMARKS)}")
+        raise UsageError(no_such("benchmark", benchmark, BENCHMARKS))
     try:
         spec = parse_dataset(rest)
     except UsageError as error:
@@ -133,7 +133,7 @@ def _object(text: str) -> dict[str, Any]:
         raise UsageError('the JSON object lacks "dataset", a name or a file')
     unknown = sorted(own.keys() - _FIELDS)
     if unknown:
-        raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_FIELDS))}")
+        raise UsageError(no_such("key", unknown[0], sorted(_FIELDS)))
     for key, item in own.items():
         try:
             own[key] = from_config(_FIELDS[key], item)

@@ -161,6 +161,13 @@ def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[st
         yield no_effect(names, scope.otherwise.format_map(vars(args)))
 
 
+_SECRET_NAME = re.compile(
+    "((api|access|private|secret)[_-]?key|secret|passw(or)?d|passphrase|authorization|credentials?"
+    "|(^|(?<!bos|eos|pad|unk|sep|cls)(?<!mask|stop)[_-])token)$",
+    re.IGNORECASE,
+)
+
+
 def check_url(url: str) -> None:
     if (why := why_no_url(url)) is not None:
         raise ValueError(f"{why}: {without_password(url)!r}")
@@ -173,26 +180,38 @@ def without_password(url: str) -> str:
 
 def is_secret_name(name: str) -> bool:
     """Whether a value of this name is a key, by the name's end: `api_key` and `HF_TOKEN`, not `eos_token_id`."""
-    return (
-        re.search("((api|access|private|secret)[_-]?key|(^|[_-])token|secret|password|passwd)$", name, re.I) is not None
-    )
+    return _SECRET_NAME.search(name) is not None
 
 
 def check_no_key(values: Mapping[str, Any]) -> None:
     """Of a flag with values by name, whose text is written to `args.json`."""
-    for name, value in values.items():
-        if isinstance(value, str) and is_secret_name(name):
-            raise ValueError(
-                f"holds {name!r}: a key has no place in a flag, which is written to files: put it into a variable, "
-                "and where an environment or a reward needs it, name that in --reward_env"
-            )
-        if isinstance(value, dict):
-            check_no_key(value)
+    if name := next(keys_in(values), None):
+        raise ValueError(
+            f"holds {name!r}: a key has no place in a flag, which is written to files: put it into a variable, "
+            "and where an environment or a reward needs it, name that in --reward_env"
+        )
+
+
+def keys_in(value: Any, name: str = "") -> Iterator[str]:
+    """The names under which a value from JSON or YAML has keys, or addresses with a password."""
+    if isinstance(value, Mapping):
+        for own, one in value.items():
+            yield from keys_in(one, str(own))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from keys_in(one, name)
+    elif isinstance(value, str) and value and (is_secret_name(name) or has_password(value)):
+        yield name
+
+
+def has_password(text: str) -> bool:
+    """Whether it is an address with a user or a password in it."""
+    return re.match(r"[a-zA-Z][\w+.-]*://[^/?#\s]*@", text) is not None
 
 
 def why_no_url(url: str) -> str | None:
     """Why nothing can be asked at such an address, or should not be: addresses are logged and written to files."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    if "@" in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]:
         return "has a user or a password in it, and addresses are written to files: give a key by its flag or variable"
     if any(is_secret_name(name) for name, _ in parse_qsl(urlsplit(url).query if "?" in url else "")):
         return "has a key in it, and addresses are written to files: give it by its flag or variable"

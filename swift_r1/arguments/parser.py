@@ -27,7 +27,7 @@ from swift_r1.arguments.fields import (
 )
 from swift_r1.arguments.meanings import MEANINGS, Meaning
 from swift_r1.arguments.world import ProcessArguments, World
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, yaml_fault
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
 _NAMED_FLAG = re.compile(r"--(\w+)")
@@ -237,9 +237,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
         faults.append(f"config file {path}: {error.strerror or error}")
         return {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        faults.append(f"config file {path}{place}: not valid YAML ({getattr(error, 'problem', None) or error})")
+        faults.append(f"config file {path}: not valid YAML ({yaml_fault(error)})")
         return {}
     if loaded is not None and not isinstance(loaded, dict):
         faults.append(f"config file {path}: must hold lines like `learning_rate: 1e-6`")

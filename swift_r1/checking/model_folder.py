@@ -10,7 +10,7 @@ from typing import Any
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.runtime.hardware import CPU, cpu_multiplies
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _NOT_TEXT = ("vision_config", "audio_config", "speech_config")
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
@@ -86,10 +86,21 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
+    if "AutoConfig" in (config.get("auto_map") or {}) and not _has_own_class(config.get("model_type")):
+        return [
+            f"{flag} {model} brings its own code, which is never run: transformers has no {config.get('model_type')}"
+        ]
     heads = config.get("num_attention_heads")
     if isinstance(heads, int) and heads % spread:
         return [f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"]
     return []
+
+
+def _has_own_class(model_type: object) -> bool:
+    """Whether transformers itself has the model; takes a second."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
 
 
 def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:

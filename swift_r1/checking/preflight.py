@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
 import inspect
-import multiprocessing
-import os
-import secrets
-import shutil
-import time
-import traceback
 from collections.abc import Mapping, Sequence
-from functools import partial
-from multiprocessing.connection import Connection
 from types import MethodType
 from typing import Any
 
 from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
+from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
+from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults
+from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.reward_models import reward_model_faults
-from swift_r1.checking.rewards import made_up_batch, ordinary
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
@@ -33,17 +24,8 @@ from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
-from swift_r1.plugins.agents import Agent, agents
-from swift_r1.plugins.compat import instead_of
-from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
-from swift_r1.rewards import orms, worker
-from swift_r1.rewards.confine import end_strays, end_whole
-from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
-from swift_r1.tool_use.registry import described, tools
+from swift_r1.rewards import orms
 from swift_r1.tracking.reporters import tracker_faults
-
-_SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
-_START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
 
 
 def check_inputs(
@@ -109,20 +91,6 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
     return faults + family_faults(args.model, args.model_type)
 
 
-def reward_name_faults(args: RlhfArguments) -> list[str]:
-    """Reward functions that nothing registered, with the ones there are."""
-    known = ", ".join(sorted(orms))
-    faults = []
-    for name in args.called_rewards:
-        if name in orms:
-            continue
-        near = difflib.get_close_matches(name, orms, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        plugin = "" if args.external_plugins else "; others come from --external_plugins"
-        faults.append(f"--reward_funcs {name}: {hint}there is no such reward function; known are {known}{plugin}")
-    return faults
-
-
 def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.evaluation.questions import load_questions, unfit_rewards
@@ -148,79 +116,6 @@ def hub_faults(args: RlhfArguments) -> list[str]:
     from huggingface_hub import get_token
 
     return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
-
-
-def scheduler_name_faults(args: TurnArguments) -> list[str]:
-    """A scheduler, environment or context manager that nothing registered, with the ones there are."""
-    named = (
-        ("multi_turn_scheduler", args.multi_turn_scheduler, multi_turns),
-        ("gym_env", args.gym_env, envs),
-        ("context_manager", args.context_manager, context_managers),
-    )
-    faults = []
-    for flag, name, registry in named:
-        if name is not None and name not in registry:
-            known = ", ".join(sorted(registry)) or "none"
-            faults.append(f"--{flag} {name}: nothing of that name is registered; known are {known}")
-        elif name is not None and (instead := instead_of(registry[name])) is not None:
-            faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
-        elif name is not None and _leads_many(registry[name]):
-            faults.append(
-                f"--{flag} {name} leads many completions together (async_infer), as trees of them; here a scheduler "
-                "leads one: override run or step"
-            )
-    return faults
-
-
-def tool_faults(args: RlhfArguments) -> list[str]:
-    """Tools that nothing registered, and registered ones that cannot be described to a model."""
-    known = ", ".join(sorted(tools)) or "none"
-    faults = [
-        f"--tools {name}: no plugin registers a tool of that name; known are {known}"
-        for name in args.tools
-        if name not in tools
-    ]
-    for name in tools:
-        try:
-            described(name)
-        except UsageError as error:
-            faults += error.faults
-    return faults
-
-
-def agent_faults(args: RlhfArguments) -> list[str]:
-    """An agent that nothing registered, or that cannot be run."""
-    if (words := args.agent_words) is not None:
-        if shutil.which(words[0]):
-            return []
-        if os.path.isfile(words[0]):
-            return [f"--agent_command: {words[0]} is not executable: chmod +x, or name what runs it"]
-        return [f"--agent_command: there is no program {words[0]} that can be run"]
-    if args.agent is None:
-        return []
-    if args.agent not in agents:
-        known = ", ".join(sorted(agents)) or "none"
-        return [f"--agent {args.agent}: no plugin registers an agent of that name; known are {known}"]
-    if (why := why_no_agent(agents[args.agent])) is not None:
-        return [f"--agent {args.agent}: {why}"]
-    if importlib.util.find_spec("openai") is None:
-        return ["--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"]
-    return []
-
-
-def why_no_agent(agent: Any) -> str | None:
-    """Why a registered agent cannot be run."""
-    if not inspect.isclass(agent) or not issubclass(agent, Agent):
-        return f"{agent!r} is no class that derives from Agent"
-    if not inspect.iscoroutinefunction(agent.run):
-        return f"{agent.__name__} needs `async def run(self, client, row)`"
-    return None
-
-
-def _leads_many(scheduler: Any) -> bool:
-    """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
-    own = getattr(scheduler, "async_infer", None)
-    return own is not None and not own.__module__.startswith("swift.")
 
 
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
@@ -303,80 +198,3 @@ def fsdp_faults(args: RlhfArguments) -> list[str]:
     if config.checkpointing and not args.gradient_checkpointing:
         return ["--fsdp sets activation_checkpointing, but --gradient_checkpointing is false: leave one of them out"]
     return []
-
-
-def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
-    """Why rewards of the run cannot work, one line each: silent, and never longer than its deadlines.
-
-    Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
-    not even a group of equal ones. One that needs longer than the deadline is none: it may wait on a network. A judge,
-    which may cost money, is built and not asked.
-    """
-    # The user accepts rewards that never work; inline ones may need what only the trainer's process has.
-    if args.max_invalid_reward_ratio >= 1 or args.reward_isolation == "inline":
-        return []
-    batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
-    deadline = time.monotonic() + _START_S
-    mark = secrets.token_hex(8)
-    context = multiprocessing.get_context("spawn")  # this process may have threads
-    mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_call_all, args=(theirs, args, batch, mark), daemon=True)
-    process.start()
-    theirs.close()
-    found: list[str] = []
-    try:
-        while mine.poll(max(0.0, deadline - time.monotonic())):
-            kind, text = mine.recv()
-            if kind == "defect":
-                raise RuntimeError(f"the check of the rewards failed in its process:\n{text}")
-            if kind == "ready":
-                deadline = time.monotonic() + _SECONDS
-            else:
-                found.append(text)
-    except EOFError:  # all are called, or a reward ended the process; the run's workers survive that, and report it
-        pass
-    finally:
-        if process.pid is not None and process.is_alive():
-            end_whole([process.pid])
-        process.join()
-        end_strays(mark, frozenset())
-    return found
-
-
-def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
-    """In its own process: sends ("ready", "") once rewards can be called, then ("fault", text) for each with one."""
-    try:
-        with open(os.devnull, "w") as nowhere:  # plugins have printed what they print when they load
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(nowhere.fileno(), 2)
-        worker.start_worker(args, args.called_rewards, partial(load_plugins, args.external_plugins), mark)
-        answers.send(("ready", ""))
-        unbuilt = worker.faults()
-        for fault in unbuilt:
-            answers.send(("fault", fault))
-        for name in [] if unbuilt else args.called_rewards:
-            if name != "judge" and (cause := _sure_cause(name, batch)) is not None:
-                text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
-                answers.send(("fault", text))
-    except Exception:  # noqa: BLE001  what a reward raises is caught where it is called: this is a defect of ours
-        answers.send(("defect", traceback.format_exc()))
-    answers.close()
-
-
-def _sure_cause(name: str, batch: RewardBatch) -> str | None:
-    """Why no completion gets a value from this reward; None where one does."""
-    outcome = _outcome(name, batch, list(range(len(batch.completions))))
-    if outcome.failure is not None and outcome.isolate:
-        # One odd completion may be to blame: a group of each one alone tells.
-        outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
-        return outcome.failure if all(one.failure is not None for one in outcomes) else None
-    if outcome.failure is not None:
-        return outcome.failure
-    all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
-    return outcome.invalid[0].cause if all_invalid else None
-
-
-def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> ItemOutcome:
-    columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
-    item = Item([batch.completions[index] for index in picks], columns)
-    return worker.call_reward(name, [item], batch.trainer_state, _SECONDS)[0][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from swift_r1.arguments.reward import RewardModel
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.checking.model_folder import config_of
 from swift_r1.data.prompt_templates import prompt_template
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, no_such
 from swift_r1.rewards import orms
 from swift_r1.sampling.rm_plugins import DefaultRMPlugin, GenRMPlugin, known_plugins
 
@@ -33,10 +32,7 @@ def _faults(one: RewardModel) -> Iterator[str]:
     plugins = known_plugins()
     plugin = plugins.get(one.plugin)
     if plugin is None:
-        near = difflib.get_close_matches(one.plugin, plugins, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        known = ", ".join(sorted(plugins))
-        yield f"--reward_model_plugin {one.plugin}: {hint}nothing of that name is registered; known are {known}"
+        yield f"--reward_model_plugin: {no_such('reward model plugin', one.plugin, sorted(plugins))}"
     built = config_of(Path(one.path).expanduser()).get("architectures") or []
     if not built or one.adapters is not None:  # adapters may bring the head
         return

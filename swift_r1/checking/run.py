@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import (
-    agent_faults,
-    column_faults,
-    reward_name_faults,
-    scheduler_name_faults,
-    tool_faults,
-    why_no_agent,
-)
+from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
+from swift_r1.checking.preflight import column_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
@@ -213,7 +207,7 @@ def _tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
+        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
 
@@ -264,9 +258,8 @@ def show(report: CheckReport, console: Console) -> None:
     for data in report.datasets:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
         columns = ", ".join(data.columns) or "none"
-        console.print(
-            f"dataset {escape(data.name)}: tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
-        )
+        tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
+        console.print(f"dataset {escape(data.name)}: {tried}")
         # Exactly as it is: not wrapped, nothing in it is markup.
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:

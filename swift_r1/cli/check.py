@@ -40,9 +40,9 @@ def run(words: Sequence[str]) -> int:
             json.dump(report.to_json(), output, ensure_ascii=False, allow_nan=False)
             output.write("\n")
         else:
-            from rich.console import Console
+            from swift_r1.runtime.terminal import Terminal
 
-            show(report, Console(file=output))
+            show(report, Terminal(file=output))
     return EXIT_OK if report.ok else EXIT_USAGE
 
 

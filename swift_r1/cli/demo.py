@@ -27,6 +27,7 @@ from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.runtime.terminal import Terminal
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
 
@@ -66,7 +67,7 @@ def run(words: Sequence[str]) -> int:
     """Runs the command; its exit code is that of the first part that fails. Raises UsageError: bad flags, or the
     output folder cannot be written."""
     args = parse_arguments(DemoArguments, words)
-    console = Console()
+    console = Terminal()
     folder = Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
     try:
         folder.mkdir(parents=True)

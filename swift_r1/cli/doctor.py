@@ -21,7 +21,7 @@ from pathlib import Path
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
 from swift_r1.runtime.hardware import cpu_multiplies
-from swift_r1.runtime.libraries import package_versions
+from swift_r1.runtime.libraries import missing_for_vllm, package_versions
 
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
@@ -77,7 +77,10 @@ def examine() -> Iterator[Finding]:
     if has_gpu(os.environ):
         yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
-    yield library("vllm", "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)")
+    use = "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)"
+    vllm = library("vllm", use)
+    missing = None if vllm.state != "ok" or has_gpu(os.environ) else missing_for_vllm()
+    yield Finding("vllm", "broken", missing) if missing else vllm
 
 
 def versions() -> Finding:

@@ -44,14 +44,13 @@ def run(words: Sequence[str]) -> int:
     file = None if args.json is None else Path(args.json).expanduser()
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--json {file}: there is no folder {file.parent}")
-    from rich.console import Console
-
     from swift_r1.estimate.chips import DEFAULT_CHIP, chip_of
     from swift_r1.estimate.job import assumed, job_of, layout_of
     from swift_r1.estimate.layout import estimate_layout
     from swift_r1.estimate.measured import lengths_of, read_measured
     from swift_r1.estimate.show import show, to_json
     from swift_r1.estimate.split import best_split
+    from swift_r1.runtime.terminal import Terminal
 
     without = run_file is not None and args.gpus is None and not any(one.gpus for one in run_file.roles.values())
     chip = chip_of(args.chip or ("cpu" if without else DEFAULT_CHIP))
@@ -70,7 +69,7 @@ def run(words: Sequence[str]) -> int:
     if split is not None and not split.best:
         raise UsageError(f"--gpus {args.gpus}: {split.why_not}")
     given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
-    show(job, given, split, Console(width=max(110, Console().width)))
+    show(job, given, split, Terminal(width=max(110, Terminal().width)))
     if file is not None:
         from swift_r1.evaluation.store import write_whole
 

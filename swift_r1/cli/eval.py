@@ -64,10 +64,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _compare(args: EvalArguments) -> int:
-    from rich.console import Console
-
     from swift_r1.evaluation.report import compare, comparison_json, comparison_table
     from swift_r1.evaluation.store import write_whole
+    from swift_r1.runtime.terminal import Terminal
 
     first, second = map(Path, args.compare)
     compared = compare(first, second, args.seed)
@@ -76,5 +75,5 @@ def _compare(args: EvalArguments) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         content = comparison_json(first, second, args.seed, compared)
         write_whole(folder / "compare.json", json.dumps(content, indent=2) + "\n")
-    Console().print(comparison_table(first, second, compared))
+    Terminal().print(comparison_table(first, second, compared))
     return EXIT_OK

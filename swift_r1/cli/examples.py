@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import shlex
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, UsageError, no_such
 
 _USAGE = """swift examples [copy NAME [FOLDER]]
 
@@ -70,9 +69,7 @@ def run(words: Sequence[str]) -> int:
         case ["copy", name, *rest] if len(rest) <= 1:
             wanted = Path(name.rstrip("/")).stem
             if wanted not in known:
-                near = difflib.get_close_matches(wanted, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "`swift examples` lists them"
-                raise UsageError(f"there is no example {name!r}: {hint}")
+                raise UsageError(no_such("example", wanted, known))
             folder = Path(*rest)
             for place in copy(known[wanted], folder):
                 print(folder / place)

@@ -69,19 +69,18 @@ def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:
-    from rich.console import Console
-
     from swift_r1.evaluation.store import write_whole
     from swift_r1.forecast.outlook import outlook
     from swift_r1.forecast.show import show, to_json
     from swift_r1.forecast.verdict import verdict
+    from swift_r1.runtime.terminal import Terminal
     from swift_r1.tracking.metrics import read_json_lines
 
     content, found = _read(folder / "args.json"), _read(folder / FILE)
     args = arguments_of(content)
     seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
     said, memory = verdict(seen, args), _memory(args, world, seen.cost.peak_gib)
-    show(seen, said, memory, Console(width=max(100, Console().width)))
+    show(seen, said, memory, Terminal(width=max(100, Terminal().width)))
     if file is not None:
         try:
             write_whole(file, json.dumps(to_json(seen, said, memory), indent=2, ensure_ascii=False) + "\n")

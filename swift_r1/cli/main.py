@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from swift_r1.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
+from swift_r1.runtime.visible import log_visibly, visible
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
@@ -50,7 +51,7 @@ _HELP_FLAGS = ("-h", "--help", "help")
 def main(argv: Sequence[str] | None = None) -> int:
     """The `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
     words = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_visibly(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     if not words or words[0] in _HELP_FLAGS:
         print(_help())
         return EXIT_OK if words else EXIT_USAGE
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(command, words[1:])
     except SwiftError as error:
         for line in str(error).splitlines():
-            print(f"swift {command}: {line}", file=sys.stderr)
+            print(f"swift {command}: {visible(line)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"swift {command}: interrupted", file=sys.stderr)

@@ -97,7 +97,8 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
     if args.multi_turn_scheduler is not None:
         yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
         return
-    from swift_r1.checking.preflight import column_faults, reward_name_faults
+    from swift_r1.checking.names import reward_name_faults
+    from swift_r1.checking.preflight import column_faults
     from swift_r1.checking.reward_models import reward_model_faults
     from swift_r1.plugins import load_plugins
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.report.blocks import Section
 from swift_r1.runs.folder import RunFolder, find_runs
+from swift_r1.runtime.processes import say
+from swift_r1.runtime.visible import visible
 
 _USAGE = """swift report RUN ... [-o report.html] [--format html|md]
 
@@ -45,8 +46,8 @@ def run(words: Sequence[str]) -> int:
         more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
         file /= "report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}"
     for problem in write_report(folders, file, form):
-        print(f"swift report: {problem}", file=sys.stderr)
-    print(file)
+        say(problem, "report")
+    print(visible(str(file)))
     return EXIT_OK
 
 

@@ -145,9 +145,9 @@ def environment_of(
     )
     environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:
-        from rich.console import Console
+        from swift_r1.runtime.terminal import Terminal
 
-        Console(soft_wrap=False).print(plan_table(plan, args))
+        Terminal(soft_wrap=False).print(plan_table(plan, args))
     return environ
 
 
@@ -167,10 +167,10 @@ def needs_no_hub(args: RlhfArguments) -> bool:
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
     nothing. Returns the exit code. UsageError where the model's config cannot be read."""
-    from rich.console import Console
     from rich.table import Table
 
     from swift_r1.models.shape import shape_of
+    from swift_r1.runtime.terminal import Terminal
     from swift_r1.training.memory import GIB, advice, estimated
 
     shape = shape_of(args.model)
@@ -188,7 +188,7 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     table.add_row("at most", f"{found.peak / GIB:.2f}", "", style="bold")
     for name, size in found.on_host.items():
         table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
-    Console(width=max(100, Console().width)).print(table)
+    Terminal(width=max(100, Terminal().width)).print(table)
     bound = "--max_length" if args.max_length else "assumed, without --max_length"
     print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
     print(room(found, world, gpu))

@@ -87,7 +87,7 @@ def turn_faults(args: RolloutArguments) -> list[str]:
     """Why the trainer could not run the turns that are named, as far as this machine can tell."""
     if not args.external_plugins and not args.scheduler_name:
         return []
-    from swift_r1.checking.preflight import scheduler_name_faults
+    from swift_r1.checking.names import scheduler_name_faults
     from swift_r1.plugins import load_plugins
 
     try:

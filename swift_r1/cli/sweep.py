@@ -65,14 +65,14 @@ def run(words: Sequence[str]) -> int:
 def _sweep(
     args: SweepArguments, file: str, folder: Path, planned: Sequence[PlannedRun], places: Sequence[Place]
 ) -> int:
-    from rich.console import Console
     from rich.live import Live
 
+    from swift_r1.runtime.terminal import Terminal
     from swift_r1.sweep.record import ranked, read_stopped, write_record
     from swift_r1.sweep.running import Sweep, SweepRun
     from swift_r1.sweep.table import change, print_section, runs_table, section
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     live = Live(console=console, auto_refresh=False)
 
     def changed(run: SweepRun) -> None:
@@ -105,7 +105,7 @@ def _sweep(
     order = ranked(sweep)
     write_record(folder, file, sweep, order)
     found, report = section(sweep, order), folder / "report.html"
-    print_section(found, Console())
+    print_section(found, Terminal())
     try:
         for problem in write_report(find_runs([folder]), report, "html", [found]):
             say(problem, "sweep")

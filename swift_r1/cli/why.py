@@ -10,6 +10,7 @@ from dataclasses import asdict
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.why import WhyArguments
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
+from swift_r1.runtime.visible import visible
 
 _USAGE = """swift why RUN ... [--json]
 
@@ -47,9 +48,11 @@ def run(words: Sequence[str]) -> int:
         if args.json:
             continue
         why = f": {failed[0]}" if folder.status == "failed" and failed else ""
-        print(f"{folder.name}: {folder.status} at step {log.last_step}{why}")
+        print(visible(f"{folder.name}: {folder.status} at step {log.last_step}{why}"))
         for one in findings:
-            print(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
+            print(
+                visible(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
+            )
         looked = len(DETECTORS) - len(missing) - len(early)
         print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
         if early:
@@ -57,7 +60,7 @@ def run(words: Sequence[str]) -> int:
         if missing:
             print(f"  not logged: {', '.join(missing)}")
         for problem in problems:
-            print(f"swift why: {folder.name}: {problem}", file=sys.stderr)
+            print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
     if args.json:
-        print(json.dumps(told, ensure_ascii=False, indent=2))
+        print(json.dumps(told, indent=2))
     return EXIT_RUN_FAILED if found else EXIT_OK

@@ -23,6 +23,8 @@ from typing import Any
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED = tuple(Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "purelib", "platlib"))
 _NOT_THE_USERS = (*_INSTALLED, _PACKAGE)
+# Also those of an environment that this one stands on, by a .pth file or PYTHONPATH.
+_LIBRARIES = {"site-packages", "dist-packages"}
 
 
 class _Unknown(Exception):
@@ -104,7 +106,9 @@ def _add_module(name: str, sources: dict[str, str]) -> None:
 
 def _add_file(path: Path, package: str, sources: dict[str, str]) -> None:
     path = path.resolve()
-    if str(path) in sources or path.suffix != ".py" or any(path.is_relative_to(folder) for folder in _NOT_THE_USERS):
+    if str(path) in sources or path.suffix != ".py" or not _LIBRARIES.isdisjoint(path.parts):
+        return
+    if any(path.is_relative_to(folder) for folder in _NOT_THE_USERS):
         return
     try:
         content = path.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,8 +41,7 @@ def default_hub(use_hf: bool | None) -> Hub:
 
 def is_hub_id(name: str) -> bool:
     """Whether a name is written like an id: `owner/name`."""
-    parts = name.split("/")
-    return len(parts) == 2 and all(part and not part.startswith(".") for part in parts) and not name.startswith("~")
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
 
 
 def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ A sampler is a function of the data, its seed and what it has been told, so that
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import heapq
 import math
@@ -17,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.preprocessors import Row
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, describe, no_such
 
 if TYPE_CHECKING:
     import numpy as np
@@ -265,9 +264,7 @@ def build_sampler(name: str, rows: Sequence[Row], args: Any) -> Sampler:
     """Constructs the sampler registered as `name`. Raises UsageError: unknown name, or its construction fails."""
     flag = f"--prompt_sampler {name}"
     if name not in samplers:
-        near = difflib.get_close_matches(name, samplers, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"{flag}: {hint}nothing of that name is registered; known are {', '.join(sorted(samplers))}")
+        raise UsageError(f"--prompt_sampler: {no_such('sampler', name, sorted(samplers))}")
     try:
         sampler = samplers[name](rows, args)
     except UsageError as error:

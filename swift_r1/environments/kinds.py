@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from swift_r1.errors import no_such
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,7 @@ def kind_faults(spec: str) -> list[str]:
     """What is wrong with `KIND:NAME` as it is written."""
     kind, _, name = spec.partition(":")
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
-        return [f"--env {spec}: {kind!r} is no kind of environment; {hint}"]
+        return [f"--env {spec}: {no_such('kind of environment', kind, KINDS)}"]
     return [] if name else [f"--env {spec}: write KIND:NAME, for example {KINDS[kind].example}"]
 
 

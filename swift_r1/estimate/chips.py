@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, no_such, yaml_fault
 
 GB, TB, TFLOP = 1e9, 1e12, 1e12
 
@@ -76,9 +75,7 @@ def chip_of(name: str) -> Chip:
         return _read(Path(name).expanduser())
     if (found := CHIPS.get(name.lower())) is not None:
         return found
-    near = difflib.get_close_matches(name.lower(), CHIPS, n=1, cutoff=0.4)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise UsageError(f"--chip {name}: no such chip{hint}; known are {', '.join(CHIPS)}, or give a YAML file")
+    raise UsageError(f"--chip: {no_such('chip', name.lower(), CHIPS, ', or give a YAML file')}")
 
 
 def _read(path: Path) -> Chip:
@@ -89,19 +86,16 @@ def _read(path: Path) -> Chip:
     except OSError as error:
         raise UsageError(f"--chip {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"--chip {path}: not valid YAML ({' '.join(str(error).split())})") from error
+        raise UsageError(f"--chip {path}: not valid YAML ({yaml_fault(error)})") from error
     if not isinstance(content, dict):
         raise UsageError(f"--chip {path}: must be a mapping like {{like: h100, memory: 96e9}}")
     if (like := CHIPS.get(name := str(content.pop("like", DEFAULT_CHIP)))) is None:
-        raise UsageError(f"--chip {path}: like: {name}: known are {', '.join(CHIPS)}")
+        raise UsageError(f"--chip {path}: like: {no_such('chip', name, CHIPS)}")
     numbers = {one.name for one in fields(Chip)} - {"name", "source"}
     values: dict[str, Any] = {"name": path.stem, "source": str(path)}
     for key, value in content.items():
         if key not in (*numbers, "name", "source"):
-            near = difflib.get_close_matches(str(key), numbers, n=1)
-            raise UsageError(
-                f"--chip {path}: there is no {key}: {f'did you mean {near[0]}?' if near else sorted(numbers)}"
-            )
+            raise UsageError(f"--chip {path}: {no_such('field', str(key), sorted(numbers))}")
         values[key] = str(value) if key in ("name", "source") else _number(path, key, value)
     return replace(like, **values)
 

@@ -85,6 +85,6 @@ def _tokenizer(path: str, what: str, hint: str = "") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"{what} cannot be loaded here{hint}") from error

@@ -119,7 +119,7 @@ def model_sha256(model: str) -> str:
 def config_of(args: EvalArguments) -> tuple[str, int | None]:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(adapters_base(args.model) or args.model)
+    config = AutoConfig.from_pretrained(adapters_base(args.model) or args.model, trust_remote_code=False)
     own = str(config.dtype or "float32").removeprefix("torch.")
     return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
 

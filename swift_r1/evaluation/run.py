@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
@@ -30,6 +28,7 @@ from swift_r1.rewards.pool import rewards_for
 from swift_r1.rewards.types import RIGHT, RewardBatch, reward_batch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
 from swift_r1.runtime.processes import run_folder_held, say
+from swift_r1.runtime.terminal import Terminal
 from swift_r1.tracking.console import progress_bar
 
 _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
@@ -76,7 +75,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
         served = _weight_versions(store)
         content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
         write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    Console().print(results_table(results, args.model))
+    Terminal().print(results_table(results, args.model))
     print(f"folder: {folder}")
     return EXIT_OK
 
@@ -94,7 +93,7 @@ def _answer(
     names = list(dict.fromkeys(str(question.task.reward) for question in questions))
     rewards = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
     rewards.wait_ready()
-    bar, said = cleanup.enter_context(progress_bar(Console(stderr=True))), time.monotonic()
+    bar, said = cleanup.enter_context(progress_bar(Terminal(stderr=True))), time.monotonic()
     task = bar.add_task("completions", total=total, completed=done)
     engine.start()
     for batch in _generated(engine, [question for question in questions if question.key not in store.done]):

@@ -24,6 +24,7 @@ import psutil
 from swift_r1.arguments.server import RolloutArguments, host_faults
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.runtime.processes import end_with_parent, leave, stop_at_once
+from swift_r1.runtime.visible import log_visibly, visible
 
 if TYPE_CHECKING:
     import uvicorn
@@ -49,7 +50,7 @@ _BACKLOG = 2048
 
 def main(argv: Sequence[str]) -> int:
     """Serves until a signal or the engine's death; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_visibly(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     if len(argv) != 1:
         print("usage: python -m swift_r1.inference.server ARGS.json", file=sys.stderr)
         return EXIT_USAGE
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
             return asyncio.run(serve(config, listener))
     except SwiftError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return error.exit_code
     finally:
         if merged:

@@ -154,19 +154,23 @@ def _run_node(
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from swift_r1.launch import loopback
+
+    loopback.register()
     for name in list(logging.root.manager.loggerDict):
         # The launcher's own warnings repeat what our one line and the worker's message say.
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     single = world.nnodes == 1
+    if single:  # else gloo listens on the address of this machine's name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
         min_nodes=world.nnodes,
         max_nodes=world.nnodes,
         nproc_per_node=world.nproc_per_node,
         run_id=f"swift-r1-{os.getpid() if single else 'nodes'}",
-        rdzv_backend="c10d" if single else "static",
-        # Port 0: the system picks a free one.
-        rdzv_endpoint="127.0.0.1:0" if single else f"{world.master_addr}:{world.master_port or DEFAULT_MASTER_PORT}",
+        rdzv_backend=loopback.BACKEND if single else "static",
+        rdzv_endpoint="127.0.0.1" if single else f"{world.master_addr}:{world.master_port or DEFAULT_MASTER_PORT}",
         rdzv_configs={"timeout": MEETING_SECONDS} | ({} if single else {"rank": world.node_rank}),
         local_addr="127.0.0.1" if single else None,
         max_restarts=0,

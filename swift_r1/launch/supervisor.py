@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, last_line
+from swift_r1.runtime.visible import log_visibly
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
@@ -77,7 +78,7 @@ class EngineProcess:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="swift rlhf: %(message)s")
+    log_visibly(logging.INFO, "swift rlhf: %(message)s")
     order = json.load(sys.stdin)
     adopt_orphans()  # to find what a killed engine leaves behind
     engines = [EngineProcess(**one) for one in order["engines"]]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("swift_r1.training")
 
+SAFE: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
+"""Of `from_pretrained`: code of a model's folder is never run, nor asked about at a terminal, and no pickle is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
@@ -68,9 +71,9 @@ def load_model(
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
+            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **more)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     if quantization is not None:
@@ -96,12 +99,12 @@ def load_critic(
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:
-        config: Any = AutoConfig.from_pretrained(path)
+        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         trained_head = has_value_head(config)
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=_dtype(dtype), attn_implementation=attention
+            path, num_labels=1, dtype=_dtype(dtype), attn_implementation=attention, **SAFE
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the critic from {path}: {one_line(error)}") from error
@@ -122,16 +125,16 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     try:
-        if classifies := has_value_head(AutoConfig.from_pretrained(path)):
-            model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype))
+        if classifies := has_value_head(AutoConfig.from_pretrained(path, trust_remote_code=False)):
+            model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             from peft import PeftConfig, PeftModel
 
             if not classifies and PeftConfig.from_pretrained(adapters).task_type == "SEQ_CLS":
                 classifies = True
-                model = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), num_labels=1)
+                model = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), num_labels=1, **SAFE)
         if not classifies:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype))
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             model = PeftModel.from_pretrained(model, adapters).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -176,7 +179,7 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot load the tokenizer of {flag} {path}: {one_line(error)}") from error
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from swift_r1.runtime.visible import visible
+
 LONGEST = 3000  # characters of a prompt or a completion that are shown
-# C0 without tab and line feed; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph separator;
-# invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
-UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
-)
 
 
 @dataclass(frozen=True)
@@ -92,15 +87,3 @@ def printable(text: str, longest: int = LONGEST) -> str:
         half = longest // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
     return visible(text.replace("\r\n", "\n"))
-
-
-def visible(text: str) -> str:
-    """The text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
-    return UNSEEN.sub(_sign, text)
-
-
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"U+{code:04X}"

@@ -13,25 +13,37 @@ from pathlib import Path
 
 import psutil
 
+from swift_r1.arguments.fields import has_password
 from swift_r1.runtime.processes import adopt_orphans
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"
 
 # Variables that are hidden from rewards, unless --reward_env names them.
-_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
+_SECRET = re.compile(
+    "TOKEN(?!IZER)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|(^|_)KEY$|_PROXY", re.IGNORECASE
+)
+_set_aside: dict[str, str] = {}  # what the built-in rewards show to servers
 _END_SECONDS = 10.0  # for what was killed to be gone
 
 
-def confine(mark: str, kept: Sequence[str]) -> None:
+def confine(mark: str, kept: Sequence[str], own: Sequence[str] = ()) -> None:
     """Strips secrets and proxies (except `kept`) from `os.environ`, makes this process lead its own group and adopt
-    what its descendants leave behind. Its children inherit the `mark`, with its process id."""
-    for name in [name for name in os.environ if _SECRET.search(name) and name not in kept]:
-        del os.environ[name]
+    what its descendants leave behind. Its children inherit the `mark`, with its process id. `own_key` still gives those
+    that `own` names."""
+    _set_aside.update({name: os.environ[name] for name in own if name in os.environ})
+    for name, value in list(os.environ.items()):
+        if name not in kept and (name in own or _SECRET.search(name) or has_password(value)):
+            del os.environ[name]
     os.environ[MARK] = f"{mark}:{os.getpid()}"
     os.setpgid(0, 0)
     # Processes that a reward's own children leave behind become children of this one, and are found.
     adopt_orphans()
+
+
+def own_key(name: str) -> str | None:
+    """A variable with a key of a built-in reward, which plugins beside it do not see."""
+    return os.environ.get(name) or _set_aside.get(name)
 
 
 def limit_memory(gib: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import random
 import re
 import sqlite3
@@ -82,10 +81,11 @@ class Judge(AsyncORM):
         super().__init__(args)
         if getattr(args, "judge", None) is None:
             raise ValueError("the reward judge needs --judge FILE")
+        from swift_r1.rewards.confine import own_key
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
 
         self.config: JudgeConfig = read_judge(args.judge)
-        self.key = os.environ.get(self.config.api_key_env or KEY_VARIABLE, "").strip()
+        self.key = (own_key(self.config.api_key_env or KEY_VARIABLE) or "").strip()
         if self.config.api_key_env is not None and not self.key:
             raise ValueError(f"the environment variable {self.config.api_key_env} with the judge's key is not set")
         self.timeout = float(self.config.timeout or args.reward_timeout)

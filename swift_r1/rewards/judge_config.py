@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from swift_r1.errors import UsageError
+from swift_r1.arguments.fields import keys_in
+from swift_r1.errors import UsageError, yaml_fault
 
 KEY_VARIABLE = "SWIFT_JUDGE_API_KEY"
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -62,8 +63,9 @@ class JudgeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_no_key(cls, value: object) -> object:
-        if isinstance(value, dict) and "api_key" in value:
-            raise ValueError("api_key: a key has no place in a file: name its variable in api_key_env")
+        for name in keys_in(value):
+            if name != "url":  # which has its own rule
+                raise ValueError(f"{name}: a key has no place in a file: name its variable in api_key_env")
         return value
 
     @field_validator("scale", mode="before")
@@ -145,7 +147,7 @@ def read_judge(value: str) -> JudgeConfig:
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is not valid YAML or JSON: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{where} is not valid YAML or JSON: {yaml_fault(error)}") from error
     except ValidationError as error:
         known = f"there is no such key; known are {', '.join(JudgeConfig.model_fields)}"
         faults = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.errors import UsageError, describe, for_each
+from swift_r1.errors import UsageError, describe, for_each, no_such
 
 _GIVEN = {
     *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
@@ -76,9 +75,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
     UsageError: unknown name, or its construction fails; one line with the cause.
     """
     if name not in orms:
-        near = difflib.get_close_matches(name, orms, n=2)
-        hint = f" did you mean {' or '.join(near)}?" if near else " is its file in --external_plugins?"
-        raise UsageError(f"unknown reward {name};{hint} Known: {', '.join(sorted(orms))}")
+        raise UsageError(no_such("reward function", name, sorted(orms), "; others come from --external_plugins"))
     entry = orms[name]
     if not callable(entry):
         raise UsageError(f"reward {name} is a {type(entry).__name__}, not a class or a function")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,10 @@ class RemoteReward(AsyncORM):
         super().__init__(args)
         if getattr(args, "reward_api", None) is None:
             raise ValueError("the reward api needs --reward_api URL")
+        from swift_r1.rewards.confine import own_key
+
         self.url: str = args.reward_api
+        self.token = own_key(TOKEN_VARIABLE)
         self.timeout = float(args.reward_timeout)
         self._client: httpx.AsyncClient | None = None
 
@@ -56,7 +58,7 @@ class RemoteReward(AsyncORM):
 
         # Kept: all calls share one event loop, so the next one finds the connection open.
         client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
-        return await posted(client, self.url, body, os.environ.get(TOKEN_VARIABLE), self.timeout)
+        return await posted(client, self.url, body, self.token, self.timeout)
 
 
 async def posted(

@@ -66,7 +66,7 @@ def start_worker(
         leave(status or 1)
 
     os._exit = leave_noticeably
-    confine(mark, [*args.reward_env, *_keys(args, names)])
+    confine(mark, args.reward_env, _keys(args, names))
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

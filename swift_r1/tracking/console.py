@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from swift_r1.runtime.terminal import Terminal
+
 _SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),
@@ -46,7 +48,7 @@ class RunConsole:
     """The progress of `total_steps` optimizer steps. Use as a context manager."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Terminal(stderr=True)
         self._progress = progress_bar(self.console, TextColumn("{task.fields[note]}"))
         self._total = total_steps
         self._steps = self._progress.add_task("steps", total=total_steps, note="")

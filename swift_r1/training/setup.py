@@ -95,7 +95,7 @@ def open_policy(context: Context) -> Backend:
     args, ranks = context.args, context.ranks
     lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
-        check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
+        check_layers(AutoConfig.from_pretrained(args.model, trust_remote_code=False).get_text_config())
 
     def load() -> PreTrainedModel:
         return load_model(
@@ -152,7 +152,11 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:
-        head = "its own value head" if has_value_head(AutoConfig.from_pretrained(path)) else "a new value head of zeros"
+        head = (
+            "its own value head"
+            if has_value_head(AutoConfig.from_pretrained(path, trust_remote_code=False))
+            else "a new value head of zeros"
+        )
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
         logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
     return TrainedCritic(backend, schedule_of(args, plan, rate), from_flags(PPOConfig, args))

@@ -242,7 +242,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
         return LocalTeacher(*common, CurrentPolicy(backend), batching, True)
     path = args.teacher_model or args.model
     check_tokens(path, "--teacher_model", context.tokenizer)  # before its config: it says what cannot be read
-    config: Any = AutoConfig.from_pretrained(path).get_text_config()
+    config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
     own: Any = backend.model.config.get_text_config()
     if config.vocab_size < vocab_size:
         raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {vocab_size}")

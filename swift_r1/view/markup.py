@@ -6,7 +6,7 @@ import difflib
 import html
 import re
 
-from swift_r1.report.blocks import UNSEEN, visible
+from swift_r1.runtime.visible import UNSEEN, visible
 
 _WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 _LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared

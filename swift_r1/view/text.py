@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.report.blocks import visible
 from swift_r1.report.completions import spoken
 from swift_r1.report.parts import facts
 from swift_r1.runs.completions import CompletionTable
@@ -24,6 +23,8 @@ from swift_r1.runs.metrics import MetricLog, Series
 from swift_r1.runs.query import FAILURE, CompletionQuery
 from swift_r1.runs.standing import standing
 from swift_r1.runs.timeline import Timeline
+from swift_r1.runtime.terminal import Terminal
+from swift_r1.runtime.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 24  # characters: a row fits into 80 columns
@@ -46,7 +47,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     prompt."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Terminal(highlight=False, markup=False, emoji=False)
     logs = [MetricLog(run.path) for run in runs]
     for log in logs:
         log.refresh()

@@ -34,9 +34,9 @@ def skeleton(model: str) -> nn.Module:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     with torch.device("meta"):
-        empty: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call] # transformers' own
+        empty: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call] # transformers' own
     return empty
 
 

@@ -12,6 +12,8 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
+from swift_r1.launch.cluster.run_file import read_run_file
+from swift_r1.rewards.judge_config import read_judge
 from swift_r1.wire.server_file import servers_of
 
 RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--use_vllm", "true")
@@ -28,6 +30,11 @@ RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs
         (RlhfArguments, (*RLHF, "--teacher_model_server", '{"url": "https://me:pl4nted@h", "tags": ["a"]}')),
         (RlhfArguments, (*RLHF, "--env", "openenv:http://me:pl4nted@h:8001")),
         (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"judge": {"api_key": "pl4nted"}}')),
+        (
+            RlhfArguments,
+            (*RLHF, "--env", "verifiers:x", "--env_args", '{"judges": [{"headers": {"Authorization": "pl4nted"}}]}'),
+        ),
+        (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"database": "postgres://me:pl4nted@h/x"}')),
         (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
         (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
     ],
@@ -48,8 +55,49 @@ def test_so_it_is_in_the_file_of_servers(tmp_path: Path) -> None:
 
 
 def test_what_only_looks_like_a_key_is_taken() -> None:
-    taken = ("eos_token_id", "max_tokens", "tokenizer", "judge_api_key_var", "key", "monkey", "tokens")
+    taken = (
+        "eos_token_id",
+        "stop_token",
+        "pad_token",
+        "max_tokens",
+        "tokenizer",
+        "judge_api_key_var",
+        "key",
+        "monkey",
+        "tokens",
+    )
     assert not [name for name in taken if is_secret_name(name)]
-    keys = ("api_key", "OPENAI_API_KEY", "hf_token", "token", "client_secret", "PGPASSWORD", "apikey", "x-api-key")
+    keys = (
+        "api_key",
+        "OPENAI_API_KEY",
+        "hf_token",
+        "token",
+        "client_secret",
+        "PGPASSWORD",
+        "apikey",
+        "x-api-key",
+        "Authorization",
+    )
     assert [name for name in keys if is_secret_name(name)] == list(keys)
     assert why_no_url("http://h:8000/a@b?n=1") is None
+
+
+@pytest.mark.parametrize("text", ["api_key: pl4nted: x", "url: http://me:pl4nted@h/v1", "extra: {api_key: pl4nted}"])
+def test_so_it_is_in_the_file_of_a_judge(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "judge.yaml"
+    file.write_text(text if text.startswith("url") else f"url: http://h/v1\n{text}\n")
+    with pytest.raises(UsageError) as refused:
+        read_judge(str(file))
+    assert "pl4nted" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "environ", ["HTTPS_PROXY: http://me:pl4nted@h:3128", "PGPASSWORD: pl4nted", "OPENAI_API_KEY: pl4nted: x"]
+)
+def test_so_it_is_in_the_file_of_a_launch(tmp_path: Path, environ: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"rlhf: {{model: m}}\nenviron:\n  {environ}\n")
+    with pytest.raises(UsageError) as refused:
+        read_run_file(file)
+    assert "pl4nted" not in str(refused.value)
+    assert ("a key has no place in a file" if environ[-1] != "x" else "is not valid YAML") in str(refused.value)

@@ -95,8 +95,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ({"external_plugins": "raises.py"}, "plugin raises.py:2: ZeroDivisionError: division by zero"),
         (
             {"reward_funcs": "external_countdwn"},
-            "--reward_funcs external_countdwn: did you mean external_countdown? there is no such reward function; "
-            "known are ",
+            "--reward_funcs: there is no reward function external_countdwn: did you mean external_countdown? ",
         ),
         ({"dataset": "cuntdown"}, "unknown dataset cuntdown: "),
         ({"dataset": "gone.jsonl"}, "--dataset gone.jsonl: file not found"),
@@ -146,7 +145,7 @@ def test_attention_heads_that_the_ranks_cannot_share(good: dict[str, str], tmp_p
 def test_faults_of_rewards_data_and_model_come_together(good: dict[str, str], tmp_path: Path) -> None:
     done = rlhf(good | {"reward_funcs": "nope", "dataset": "cuntdown", "model": "./gone"}, tmp_path)
     assert done.code == 2
-    assert [line.split()[2] for line in done.lines] == ["--reward_funcs", "unknown", "--model"]
+    assert [line.split()[2] for line in done.lines] == ["--reward_funcs:", "unknown", "--model"]
 
 
 def test_a_server_that_is_not_there(good: dict[str, str], tmp_path: Path) -> None:

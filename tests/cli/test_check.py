@@ -170,7 +170,7 @@ def test_samplers(plugin: Path) -> None:
     for fault, beginning in zip(sorted(faults), sorted(FAULTS), strict=True):
         assert fault.startswith(beginning)
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "difficult", code=2)["faults"]
-    assert fault.startswith("--prompt_sampler difficult: did you mean difficulty? nothing of that name is registered")
+    assert fault.startswith("--prompt_sampler: there is no sampler difficult: did you mean difficulty?")
     (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
     assert "--prompt_sampler curriculum: it needs a number in the column difficulty of each row" in fault
     graded = [{"query": f"{n} + 1?", "solution": str(n + 1), "difficulty": n} for n in range(3)]
@@ -256,7 +256,7 @@ def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--reward_funcs", "rigth"], "--reward_funcs rigth: did you mean right?"),
+        (["--reward_funcs", "rigth"], "--reward_funcs: there is no reward function rigth: did you mean right?"),
         (["--dataset", "sum"], "unknown dataset sum: "),
         (["--dataset", "sums", "--reward_funcs", "needs"], "--reward_funcs needs needs the column colour"),
         (

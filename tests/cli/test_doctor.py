@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli import doctor
+from swift_r1.runtime.libraries import missing_for_vllm
 
 
 def test_shared_memory() -> None:
@@ -58,6 +59,12 @@ def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
     assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
     header.touch()
     assert doctor.compiler("/usr/bin/cc", header) == doctor.Finding("compiler", "ok", "/usr/bin/cc")
+
+
+def test_what_vllm_is_linked_with_is_named() -> None:
+    assert missing_for_vllm() is None
+    missing = missing_for_vllm("libnothing.so.1")
+    assert missing is not None and "libnothing.so.1" in missing and "apt-get install libnuma1" in missing
 
 
 def test_allocators(tmp_path: Path) -> None:

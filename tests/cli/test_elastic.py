@@ -1,5 +1,6 @@
 """Several trainer processes: ranks, the first cause of a failure, signals. Real processes, no model."""
 
+import json
 import os
 import signal
 import subprocess
@@ -222,3 +223,27 @@ def test_losing_a_peer_is_no_first_cause() -> None:
     # Half of --ddp_timeout later it is the launcher that kills.
     assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 17)})[:2] == (0, EXIT_LOST_PEER)
     assert first_cause({0: lost, 1: failure(1, -signal.SIGTERM, 7)})[0] == 0
+
+
+LISTENS = """
+import json, os, psutil
+import torch.distributed as dist
+from swift_r1.runtime.ranks import join_ranks
+ranks = join_ranks(60, True)
+dist.barrier()
+seen = [one.laddr for pid in (os.getpid(), os.getppid()) for one in psutil.Process(pid).net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN]
+open("listens" + os.environ["RANK"], "w").write(json.dumps([seen, os.environ["MASTER_PORT"]]))
+dist.barrier()
+os._exit(0)
+"""
+
+
+def test_the_ranks_of_one_machine_listen_on_loopback_alone(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(LISTENS)
+    environ = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", LAUNCH, "ok", "0"], cwd=tmp_path, env=environ, timeout=120)
+    assert done.returncode == 0
+    for rank in "01":
+        seen, port = json.loads((tmp_path / f"listens{rank}").read_text())
+        assert {host for host, _ in seen} == {"127.0.0.1"} and [host for host, own in seen if str(own) == port]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -142,6 +143,16 @@ def test_what_a_preprocessor_is() -> None:
     ]
     assert len({fingerprint(one) for one in others}) == len(others)
     assert fingerprint(Settable(iter([]))) is None  # what comes of it cannot be told
+
+
+def test_a_library_of_the_environment_below_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "below" / "site-packages").mkdir(parents=True)
+    (folder / "library_below.py").write_text("def work(row):\n    return row\n")
+    monkeypatch.syspath_prepend(folder)
+    work = importlib.import_module("library_below").work
+    before = fingerprint(work)
+    (folder / "library_below.py").write_text("def work(row):  # as before\n    return row\n")
+    assert fingerprint(work) == before is not None
 
 
 def test_made_again_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:

@@ -170,7 +170,7 @@ def test_ahead_of_the_trainer(train: Callable[..., Any], tiny_server: Any) -> No
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        ({"agent": "count"}, "--agent count: no plugin registers an agent of that name; known are adds, branches"),
+        ({"agent": "count"}, "--agent: there is no agent count: did you mean"),
         (
             {"agent_command": "no-such-program x"},
             "--agent_command: there is no program no-such-program that can be run",

@@ -94,4 +94,4 @@ def test_a_scheduler_that_only_ms_swift_can_run_is_refused(rlhf, tiny_model, nam
 
 def test_an_unknown_scheduler_is_refused_before_the_model_is_loaded(rlhf, tiny_model):
     run = rlhf(tiny_model, max_steps=1, multi_turn_scheduler="agian", **FLAGS)
-    assert run.code == 2 and "--multi_turn_scheduler agian: nothing of that name is registered" in run.errors
+    assert run.code == 2 and "--multi_turn_scheduler: there is no scheduler agian" in run.errors

@@ -276,7 +276,7 @@ def thinned(folder):
         ),
         (None, {"model": "nowhere/model"}, "--model nowhere/model"),
         (None, {"epsilon": 0.1, "loss_type": "sapo"}, "--epsilon has no effect with --loss_type sapo"),
-        (None, {"reward_funcs": "no_such"}, "there is no such reward function"),
+        (None, {"reward_funcs": "no_such"}, "there is no reward function no_such"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(recorded, tmp_path, damage, flags, why):

@@ -131,7 +131,7 @@ def test_other_ways_to_run_with_tools(train: Callable[..., Any], flags: dict[str
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        ({"tools": ["ad"]}, "--tools ad: no plugin registers a tool of that name; known are add, echo"),
+        ({"tools": ["ad"]}, "--tools: there is no tool ad: did you mean add?"),
         ({"agent_template": "react_en"}, "--agent_template has no effect with --tools or tool_scheduler"),
         ({"tool_call_parser": "hermse"}, "--tool_call_parser hermse: vLLM has no such parser"),
         ({"prompt_template": "r1"}, "the chat template has no place for these"),

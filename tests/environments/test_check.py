@@ -63,8 +63,8 @@ def test_names_and_arguments() -> None:
             parse_arguments(cls, list(words), {})
         return "\n".join(caught.value.faults)
 
-    assert "'gymnasum' is no kind of environment; did you mean gymnasium?" in faults("--env", "gymnasum:x")
-    assert "there are gymnasium, openenv, trl, verifiers" in faults("--env", "x")
+    assert "there is no kind of environment gymnasum: did you mean gymnasium?" in faults("--env", "gymnasum:x")
+    assert "known are gymnasium, openenv, trl, verifiers" in faults("--env", "x")
     assert "write KIND:NAME, for example verifiers:reverse-text" in faults("--env", "verifiers:")
     assert "--env_args has no effect without --env" in faults(
         *("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--env_args", '{"a": 1}'),

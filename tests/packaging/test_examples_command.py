@@ -61,8 +61,8 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["examples", "copy", "countdwn"], "there is no example 'countdwn': did you mean countdown?"),
-        (["examples", "copy", "xyzzy"], "there is no example 'xyzzy': `swift examples` lists them"),
+        (["examples", "copy", "countdwn"], "there is no example countdwn: did you mean countdown?"),
+        (["examples", "copy", "xyzzy"], "there is no example xyzzy: known are calculator_agent, "),
         (["examples", "copy"], "swift examples [copy NAME [FOLDER]], not: swift examples copy"),
         (["examples", "copy", "countdown", "/dev/null/x"], "/dev/null/x cannot be written: Not a directory"),
         (["demo", "--algorithm", "dpo"], "--algorithm must be one of grpo, ppo, not 'dpo'"),

@@ -35,6 +35,13 @@ RELIED_ON = {
     "an engine on the trainer's GPU reads its weights there (weights/device_memory.py)": [
         ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
     ],
+    "the ranks of one machine meet on its loopback address alone (launch/loopback.py)": [
+        (
+            "torch",
+            "distributed/elastic/rendezvous/static_tcp_rendezvous.py",
+            "StaticTCPRendezvous._store StaticTCPRendezvous.use_agent_store",
+        ),
+    ],
     "ranks end within --ddp_timeout when one has died (launch/elastic.py)": [
         ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
         (

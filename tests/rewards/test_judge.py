@@ -18,7 +18,8 @@ import yaml
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.checking.preflight import column_faults, quick_faults
+from swift_r1.checking.preflight import column_faults
+from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.run import run_checks
 from swift_r1.errors import UsageError
 from swift_r1.rewards import remote

@@ -240,7 +240,7 @@ def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_
         return reward_model_faults(arguments(*args, **more))
 
     assert faults([scorer, tiny_model], ["default", "genrm"]) == []
-    assert "nothing of that name is registered; known are default, genrm" in faults([scorer], ["mine"])[0]
+    assert "there is no reward model plugin mine: known are default, genrm" in faults([scorer], ["mine"])[0]
     assert "did you mean genrm?" in faults([tiny_model], ["genrn"])[0]
     assert "has no classification head: --reward_model_plugin genrm asks it" in faults([tiny_model])[0]
     assert "cannot be asked: leave --reward_model_plugin out" in faults([scorer], ["genrm"])[0]

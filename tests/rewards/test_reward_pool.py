@@ -656,7 +656,7 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
     plugin, folder = tmp_path / "hides.py", tmp_path / "notes"
     folder.mkdir()
     plugin.write_text(HIDDEN)
-    with RewardPool(args(3.0, 1), ["hides"], loading(plugin)) as pool:
+    with RewardPool(args(8.0, 1), ["hides"], loading(plugin)) as pool:
         column = pool.score(batch([str(folder)], 1))[0]
         assert [bad.kind for bad in column.invalid] == ["timeout"]
         for name in ("child", "session", "unmarked", "orphan"):

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Scored, TokenLogprob
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.conftest import until
@@ -79,6 +79,10 @@ class QuickEngine:
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return (0.0,) * (len(sequence) - 1)
+
+    async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
+        rest = len(sequence) - 1
+        return Scored((0.0,) * rest, (tuple(range(top)),) * rest, ((0.0,) * top,) * rest)
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 

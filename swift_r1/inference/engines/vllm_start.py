@@ -13,6 +13,7 @@ from swift_r1.arguments.engine import passed_to_vllm
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError, one_line
 from swift_r1.inference.engines.base import InferenceEngine, Replicas
+from swift_r1.runtime.libraries import missing_for_vllm
 from swift_r1.tool_use.parsing import ToolCallParser
 from swift_r1.weights.transport import seconds_for
 
@@ -32,6 +33,8 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
+    if not has_gpu and (missing := missing_for_vllm()):
+        raise UsageError(missing)
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -45,7 +48,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
         from transformers import AutoTokenizer
 
         # Before the engine loads for minutes.
-        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model))
+        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model, trust_remote_code=False))
     for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
         if arguments[name] != value:
             logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
@@ -152,5 +155,5 @@ def _config_dtype(config: RolloutArguments) -> str:
     """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16."""
     from transformers import AutoConfig
 
-    dtype = AutoConfig.from_pretrained(config.model).dtype
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift_r1.arguments.fields import as_words, flag_specs
+from swift_r1.arguments.fields import as_words, flag_specs, has_password
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -63,6 +63,9 @@ def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict
 
 def shown_command(python: str, folder: str | None, words: Sequence[str], environ: Mapping[str, str]) -> str:
     """For a shell; the values of keys are `***`."""
-    variables = " ".join(f"{name}={'***' if is_secret(name) else shlex.quote(environ[name])}" for name in environ)
+    shown = {
+        name: "***" if is_secret(name) or has_password(value) else shlex.quote(value) for name, value in environ.items()
+    }
+    variables = " ".join(f"{name}={value}" for name, value in shown.items())
     place = f"cd {shlex.quote(folder)} && " if folder else ""
     return f"{place}{variables} {shlex.join([python, *words])}".replace("&&  ", "&& ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import as_words, flag_specs, spellings
+from swift_r1.arguments.fields import as_words, flag_specs, has_password, is_secret_name, spellings
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, no_such, yaml_fault
 from swift_r1.launch.cluster.engines import ENGINES
 
 TRAIN, ROLLOUT = "train", "rollout"
@@ -157,9 +156,9 @@ def _judge(value: Any) -> dict[str, Any]:
         text = value if isinstance(value, dict) or value.lstrip().startswith("{") else Path(value).read_text()
         content = text if isinstance(text, dict) else yaml.safe_load(text)
     except (OSError, yaml.YAMLError, AttributeError) as error:
-        raise UsageError(f"judge {value}: {' '.join(str(error).split())}") from error
+        raise UsageError(f"judge: {yaml_fault(error) if isinstance(error, yaml.YAMLError) else error}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"judge {value}: must be a mapping")
+        raise UsageError("judge: must be a mapping")
     return content
 
 
@@ -171,7 +170,7 @@ def _load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} is not valid YAML: {yaml_fault(error)}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} must have the sections {', '.join(_SECTIONS)}")
     return {str(name): value for name, value in content.items()}
@@ -189,11 +188,8 @@ def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[s
 
 def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
     """A line for each name that is not known, with the nearest one that is."""
-    for name in given:
-        if name not in (names := list(known)):
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
-            yield f"there is no {what} {name}: {hint}"
+    names = list(known)
+    return (no_such(what, name, names) for name in given if name not in names)
 
 
 def _role(name: str, values: Any, faults: list[str]) -> Role | None:
@@ -224,7 +220,7 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
 
 def is_secret(variable: str) -> bool:
     """Whether its name says that it is a key."""
-    return re.search("(^|_)(API)?(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
+    return is_secret_name(variable) or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
 
 
 def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | None]:
@@ -234,7 +230,7 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
             faults.append(f"environ: {name}: swift launch chooses it")
         elif isinstance(value, dict | list):
             faults.append(f"environ: {name} must be one value, not {value!r}")
-        elif is_secret(name) and value is not None:
+        elif value is not None and (is_secret(name) or has_password(str(value))):
             faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
         else:
             found[name] = value if value is None else json.dumps(value) if isinstance(value, bool) else str(value)

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from rich import box
-from rich.console import Console, ConsoleRenderable
+from rich.console import ConsoleRenderable
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from swift_r1.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from swift_r1.launch.cluster.driver import Driver
@@ -41,7 +43,7 @@ def _silence(stream: TextIO) -> None:
     os.close(nothing)
 
 
-class _Console(Console):
+class _Terminal(Terminal):
     def on_broken_pipe(self) -> None:
         """Rich would end this process."""
         _silence(sys.stderr)
@@ -54,7 +56,7 @@ class Display:
     """
 
     def __init__(self, logs: Path) -> None:
-        self._logs, self._console = logs, _Console(stderr=True)
+        self._logs, self._console = logs, _Terminal(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
 
     def __enter__(self) -> Display:

@@ -68,7 +68,11 @@ class Saver:
         for name, one in models:
             if not has_adapters(one.model):
                 model: Any = one.model
-                dtype = AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
+                dtype = (
+                    AutoConfig.from_pretrained(model.name_or_path, trust_remote_code=False).dtype
+                    if self.own_dtype
+                    else None
+                )
                 self._models.append((name, one, ModelShards(model, policy_weights(model), self.ranks, dtype)))
 
     def save(

@@ -1,0 +1,100 @@
+"""Each reward called once on made-up completions, in a process of its own, before any model loads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.checking.rewards import made_up_batch, ordinary
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards import worker
+from swift_r1.rewards.confine import end_strays, end_whole
+from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+
+_SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
+_START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
+
+
+def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
+    """Why rewards of the run cannot work, one line each: silent, and never longer than its deadlines.
+
+    Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
+    not even a group of equal ones. One that needs longer than the deadline is none: it may wait on a network. A judge,
+    which may cost money, is built and not asked.
+    """
+    # The user accepts rewards that never work; inline ones may need what only the trainer's process has.
+    if args.max_invalid_reward_ratio >= 1 or args.reward_isolation == "inline":
+        return []
+    batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
+    deadline = time.monotonic() + _START_S
+    mark = secrets.token_hex(8)
+    context = multiprocessing.get_context("spawn")  # this process may have threads
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call_all, args=(theirs, args, batch, mark), daemon=True)
+    process.start()
+    theirs.close()
+    found: list[str] = []
+    try:
+        while mine.poll(max(0.0, deadline - time.monotonic())):
+            kind, text = mine.recv()
+            if kind == "defect":
+                raise RuntimeError(f"the check of the rewards failed in its process:\n{text}")
+            if kind == "ready":
+                deadline = time.monotonic() + _SECONDS
+            else:
+                found.append(text)
+    except EOFError:  # all are called, or a reward ended the process; the run's workers survive that, and report it
+        pass
+    finally:
+        if process.pid is not None and process.is_alive():
+            end_whole([process.pid])
+        process.join()
+        end_strays(mark, frozenset())
+    return found
+
+
+def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
+    """In its own process: sends ("ready", "") once rewards can be called, then ("fault", text) for each with one."""
+    try:
+        with open(os.devnull, "w") as nowhere:  # plugins have printed what they print when they load
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        worker.start_worker(args, args.called_rewards, partial(load_plugins, args.external_plugins), mark)
+        answers.send(("ready", ""))
+        unbuilt = worker.faults()
+        for fault in unbuilt:
+            answers.send(("fault", fault))
+        for name in [] if unbuilt else args.called_rewards:
+            if name != "judge" and (cause := _sure_cause(name, batch)) is not None:
+                text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
+                answers.send(("fault", text))
+    except Exception:  # noqa: BLE001  what a reward raises is caught where it is called: this is a defect of ours
+        answers.send(("defect", traceback.format_exc()))
+    answers.close()
+
+
+def _sure_cause(name: str, batch: RewardBatch) -> str | None:
+    """Why no completion gets a value from this reward; None where one does."""
+    outcome = _outcome(name, batch, list(range(len(batch.completions))))
+    if outcome.failure is not None and outcome.isolate:
+        # One odd completion may be to blame: a group of each one alone tells.
+        outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
+        return outcome.failure if all(one.failure is not None for one in outcomes) else None
+    if outcome.failure is not None:
+        return outcome.failure
+    all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
+    return outcome.invalid[0].cause if all_invalid else None
+
+
+def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> ItemOutcome:
+    columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
+    item = Item([batch.completions[index] for index in picks], columns)
+    return worker.call_reward(name, [item], batch.trainer_state, _SECONDS)[0][0]

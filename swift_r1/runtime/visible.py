@@ -1,0 +1,37 @@
+"""Text of models, runs and servers on its way to a terminal or a page: nothing in it is a command to either."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+# C0 without tab and line feed; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph separator;
+# invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
+    return UNSEEN.sub(_sign, text)
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"U+{code:04X}"
+
+
+def log_visibly(level: int, form: str) -> None:
+    """As `logging.basicConfig`; what is logged may hold what a model wrote."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible(form))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
