@@ -61,7 +61,9 @@ class ModelUnderTest:
         objects=True,
     )
     reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
-    output_dir: str | None = flag(None, "folder of the evaluation; the same command goes on in it (default: by model)")
+    output_dir: str | None = flag(
+        None, "folder of the evaluation; the same command continues in it (default: by model)"
+    )
     compare: list[str] = flag([], "two folders of evaluations: how much better the second is; takes no model")
     seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
     infer_backend: str = flag(

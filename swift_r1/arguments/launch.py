@@ -20,7 +20,7 @@ class LaunchArguments(Command):
     dry_run: bool = free(False, "print every command with its node and its variables, and start none")
     max_restarts: int = free(
         3,
-        "how often training goes on from its last checkpoint, and how often in a row a server that does not get ready "
+        "how often training restarts from its last checkpoint, and how often in a row a server that does not get ready "
         "comes back",
         at_least=0,
     )

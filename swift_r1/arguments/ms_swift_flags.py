@@ -171,7 +171,7 @@ TABLE = {
         disable_tqdm=false log_on_each_node=false log_level=passive|info|warning log_level_replica=warning|passive
         debug skip_memory_metrics=true
     """,
-    "checkpoints are always safetensors, by the first rank, and resuming always goes on in the data": """
+    "checkpoints are always safetensors, by the first rank, and resuming always continues in the data": """
         save_safetensors=true safe_serialization=true save_on_each_node=false ignore_data_skip=false
         use_flash_ckpt=false enable_jit_checkpoint=false restore_callback_states_from_checkpoint=false
         max_shard_size=5GB
@@ -288,7 +288,7 @@ TABLE = {
         split_batches dispatch_batches include_tokens_per_second=true include_inputs_for_metrics=false
         mp_parameters fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap
     """,
-    "each run has a folder of its own: --add_version false and --resume_from_checkpoint go on in an old one": """
+    "each run has a folder of its own: --add_version false and --resume_from_checkpoint continue in an old one": """
         overwrite_output_dir=false
     """,
     "biases would be trained in the model itself, which is the reference: --train_type full can train them alone": """

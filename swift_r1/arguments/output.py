@@ -80,7 +80,7 @@ class OutputArguments:
     save_only_model: bool = free(False, "checkpoints without state/, which cannot be resumed from")
     resume_from_checkpoint: str | None = free(
         None,
-        "go on in the same run folder: from a checkpoint's path, or from `last`, the newest whole checkpoint of the "
+        "continue in the same run folder: from a checkpoint's path, or from `last`, the newest whole checkpoint of the "
         "newest run in --output_dir (from the beginning where there is none)",
     )
     resume_only_model: bool = free(

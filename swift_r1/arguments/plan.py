@@ -160,17 +160,27 @@ def evaluation_of(args: RlhfArguments) -> str:
     return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
 
 
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{plural if number != 1 else ''}"
+
+
 def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     """The plan as a table for people."""
     from rich.table import Table
 
     is_ppo = args.rlhf_type == "ppo"
-    size = "streamed" if plan.epochs is None else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs"
+    size = (
+        "streamed"
+        if plan.epochs is None
+        else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}"
+    )
     per_turn = (
         " per turn"
         if (args.multi_turn_scheduler or args.plays_agent) and args.completion_length_limit_scope == "per_round"
         else ""
     )
+    processes = _count(args.batch_processes, "process", "es")
+    batches = _count(args.micro_batches_per_round, "batch", "es")
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": rollouts_from(args),
@@ -180,13 +190,13 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
-        "an optimizer step": f"{args.per_device_train_batch_size} completions x {args.batch_processes} processes"
+        "an optimizer step": f"{args.per_device_train_batch_size} completions x {processes}"
         + (" (at first)" if args.batch_processes != plan.world_size else "")
-        + f" x {args.gradient_accumulation_steps} accumulation steps"
+        + f" x {_count(args.gradient_accumulation_steps, 'accumulation step')}"
         f" = {plan.completions_per_optimizer_step} completions",
-        "steps per round": f"{args.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
-        f" x {args.num_iterations} {'epochs' if is_ppo else 'iterations'} = {plan.optimizer_steps_per_round}",
-        "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
+        "steps per round": f"{batches} / {args.gradient_accumulation_steps} accumulated"
+        f" x {_count(args.num_iterations, 'epoch' if is_ppo else 'iteration')} = {plan.optimizer_steps_per_round}",
+        "in all": f"{_count(plan.rounds, 'round')}, {_count(plan.total_steps, 'optimizer step')},"
         f" {plan.warmup_steps:,} of them warm-up",
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):

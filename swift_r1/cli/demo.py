@@ -31,8 +31,9 @@ from swift_r1.runtime.terminal import Terminal
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
 
-A model of 0.6 M parameters, made from scratch, learns Countdown: a warm start that teaches it the format, then GRPO or
-PPO, then what changed. A few minutes on two cores; nothing is downloaded."""
+A model of 0.6 M parameters, made from scratch, learns Countdown (reach a number with the given ones): a warm start
+teaches it the format, then it trains with GRPO or PPO, and the end shows what changed. A few minutes on two cores;
+nothing is downloaded."""
 _EXAMPLES = """
 swift demo
 swift demo --seed 1 --algorithm ppo

@@ -30,7 +30,7 @@ HELP = (
     """swift doctor
 
 Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
-and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken.""",
+and the allocator work here. Takes up to a minute. Exit code 0 if training can run, 2 if something is broken.""",
 )
 
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _USAGE = """swift estimate run.yaml|config.yaml [--chip h100] [--gpus G] [--measured RUN_FOLDER] [--flag value ...]
 
-Says what memory each role needs, what a push and a completion send, what each phase of a round takes and which role
-the others wait for; with --gpus, how to divide so many GPUs. Takes a file of `swift launch`, or flags of `swift rlhf`.
-Needs the model's config.json, no weights, and not the hardware. docs/estimate.md has the formulas and their errors."""
+Estimates the memory of each role, the bytes of a weight update and a completion, the seconds of each phase of a round,
+and which role the others wait for; with --gpus, how to divide that many GPUs. Takes a file of `swift launch`, or flags
+of `swift rlhf`. Needs the model's config.json, but neither its weights nor the hardware. See
+docs/estimate.md for the formulas and their errors."""
 _EXAMPLES = """
 swift estimate run.yaml --chip h200
 swift estimate --model models/smollm2-135m --use_vllm true --max_completion_length 4096 --gpus 16 --chip h100

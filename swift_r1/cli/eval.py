@@ -30,7 +30,7 @@ _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value 
 swift eval --compare RUN_A RUN_B
 
 Measures a model folder, a checkpoint, a `swift rollout` server or any OpenAI endpoint on benchmarks: a table,
-report.json, and every completion in completions.jsonl as it comes. Killed, the same command goes on where it was."""
+report.json, and every completion in completions.jsonl as it comes. If it is killed, the same command continues."""
 _EXAMPLES = """
 swift eval --model Qwen/Qwen2.5-Math-1.5B-Instruct --benchmarks gsm8k math500 aime24 amc23 minerva olympiad_bench --n 16
 swift eval --model output/run/v0-.../checkpoint-100 --benchmarks math500 --temperature 0 --infer_backend transformers

@@ -14,8 +14,8 @@ from swift_r1.errors import EXIT_OK, UsageError, no_such
 
 _USAGE = """swift examples [copy NAME [FOLDER]]
 
-Lists the recipes and plugins that come with the package, or copies one, with the others that it uses, to
-FOLDER/examples and FOLDER/plugins (FOLDER: this one). A file that is there and is another is never overwritten.
+Lists the recipes and plugins that come with the package, or copies one, with those that it uses, to FOLDER/examples and
+FOLDER/plugins (default: the current folder). An existing file with other content is never overwritten.
 
 Examples:
   swift examples

@@ -24,10 +24,10 @@ from swift_r1.launch.environment import has_gpu, trainer
 
 _USAGE = """swift forecast [config.yaml] --model M --dataset D --reward_funcs R [--flag value ...]
 
-Takes the flags of a `swift rlhf` command. The model answers the run's first prompts, through the run's own engine (a
-server, which gets the weights as in a run; beside the trainer; in it), the run's rewards judge, and two optimizer steps
-are taken on that. Then tables say how many groups have a signal, what passes, what is cut off, what a step costs; a
-verdict, and what to change. Nothing is kept. Exit code 0 whatever the verdict."""
+Takes the flags of a `swift rlhf` command. The model answers the run's first prompts with the run's engine (a server, an
+engine beside the trainer, or the trainer itself), the run's rewards score the answers, and two optimizer steps follow.
+Then tables say how many groups have a signal (rewards that differ), what passes, what is cut off and what a step costs,
+with a verdict and what to change. Nothing is kept. Exit code 0 whatever the verdict."""
 _EXAMPLES = """
 swift forecast --model models/smollm2-135m --external_plugins plugins/countdown.py --dataset 'countdown#1000' \\
   --reward_funcs external_countdown format --per_device_train_batch_size 8

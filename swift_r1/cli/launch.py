@@ -28,8 +28,8 @@ from swift_r1.runtime.processes import run_folder_held, say
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
 
-Starts the rollout servers, judge and teacher of a run and its trainer, gives them keys and addresses, watches them,
-brings back what is lost, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
+Starts a run's rollout servers, judge and teacher and its trainer, gives them keys and addresses, watches them, restarts
+what fails, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
 
   rlhf: {{rlhf_type: grpo, model: models/smollm2-135m, ...}}    # flags of swift rlhf
   rollout: {{vllm_max_model_len: 1024}}                         # flags of swift rollout

@@ -25,11 +25,11 @@ from swift_r1.runtime.processes import say
 
 _USAGE = """swift replay RUN [--flag value ...]
 
-Trains on the completions of a run again: RUN is its folder, and it had --log_tokens all. The flags are the run's own
-(args.json), changed by those given here. Nothing is generated, and neither server nor data is needed. Without a change
-the weights become the run's, bit for bit. Rewards are the recorded ones, unless --reward_funcs is given.
+Trains again on the completions of a run. RUN is its folder; the run must have had --log_tokens all. The flags are the
+run's own (args.json), changed by those given here. Nothing is generated: neither server nor data is needed. Without a
+change the weights become the run's, bit for bit. Rewards are the recorded ones, unless --reward_funcs is given.
 
---max_steps ends it earlier, --resume_from_checkpoint RUN/checkpoint-N begins it there. The folder is
+--max_steps ends it earlier, and --resume_from_checkpoint RUN/checkpoint-N starts it there. The folder is
 RUN-replay/vN-<time>, or one in --output_dir; `swift report RUN REPLAY` compares the two. See docs/replay.md."""
 _EXAMPLES = """
 swift replay output/model/v0-20261121-120000
@@ -64,7 +64,8 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.checking.preflight import model_files_faults, trainer_faults
 
     if args.plays_agent:
-        raise UsageError(f"{recorded.path}: runs of agents, whose episodes may have several sequences, have no replay")
+        why = "a run with --agent or --env cannot be replayed, since an episode may have several sequences"
+        raise UsageError(f"{recorded.path}: {why}")
     faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
     if faults := [*faults, *model_files_faults(args, os.environ)]:
         raise UsageError(*faults)

@@ -17,9 +17,9 @@ from swift_r1.runtime.visible import visible
 
 _USAGE = """swift report RUN ... [-o report.html] [--format html|md]
 
-Writes what was run, curves, evaluations against each other, the same prompts over time, failures, completions and cost
-into one file that needs nothing else. RUN is the folder of a run or one that holds runs; runs that differ by their seed
-alone are drawn as one, with a band. The same folders give the same file, byte for byte."""
+Writes one self-contained file: what was run, curves, evaluations compared, the same prompts over time, failures,
+completions and cost. RUN is the folder of a run, or one that holds runs; runs that differ only in their seed are drawn
+as one curve with a band. The same folders give the same file, byte for byte."""
 _EXAMPLES = """
 swift report output/model/v0-20261121-120000
 swift report output/baseline output/longer -o comparison.html

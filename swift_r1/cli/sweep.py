@@ -18,9 +18,9 @@ from swift_r1.sweep.points import PlannedRun, check_runs, plan_runs
 
 _USAGE = """swift sweep FILE.yaml [--parallel N] [--dry_run] [--flag value ...]
 
-Runs `swift rlhf` at each point of a grid or a list, with each seed, on this machine: one after another or beside each
-other, each on its own GPUs or cores. Every flag is checked before the first run starts. Ends in a table of the points,
-a report of all runs, and sweep.json. Interrupted or killed, the same command goes on. FILE holds the flags below:
+Runs `swift rlhf` at each point of a grid or a list, with each seed, on this machine: one after another or several at
+a time, each on its own GPUs or cores. All flags are checked before the first run starts. It ends with a table of the
+points, a report of all runs, and sweep.json. After an interruption the same command continues. FILE has these flags:
 
   flags: {rlhf_type: grpo, model: models/smollm2-135m, ...}    # of `swift rlhf`, as in its own config files
   grid: {learning_rate: [1e-6, 3e-6], num_generations: [8, 16]}
@@ -100,7 +100,7 @@ def _sweep(
             finally:
                 live.update(runs_table(sweep))
     except BaseException:
-        say("the same command goes on from here", "sweep")
+        say("the same command continues from here", "sweep")
         raise
     order = ranked(sweep)
     write_record(folder, file, sweep, order)

@@ -13,8 +13,8 @@ from swift_r1.errors import EXIT_OK, UsageError
 
 _USAGE = """swift view [RUN ...] [--flag value ...]
 
-Shows runs that train, have ended or were killed: curves, completions, tokens, groups, time. RUN is the folder of a run
-or one that holds runs (default: output; the newest is shown first). Reads the folders only, while they grow."""
+Shows runs on a page in your browser, while they train or later: curves, completions, tokens, groups, time. RUN is the
+folder of a run, or one that holds runs (default: output; the newest is shown first). It only reads these folders."""
 _EXAMPLES = """
 swift view
 swift view output/model/v0-20261121-120000 output/model/v1-20261121-130000 --port 7861

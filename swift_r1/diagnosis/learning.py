@@ -69,7 +69,7 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"entropy {fmean(entropy.late):.2g} nats a token, at first {fmean(entropy.early):.2g}, without more reward",
-        "a lower --learning_rate, --epsilon_high 0.28, a higher --beta; go on from an earlier checkpoint",
+        "a lower --learning_rate, --epsilon_high 0.28, a higher --beta; continue from an earlier checkpoint",
     )
 
 
@@ -103,7 +103,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
         return Sign(
             f"{fmean(silent):.0%} of the groups have equal rewards; the mean reward fell from "
             f"{fmean(change.early):.3g} to {fmean(change.late):.3g}",
-            "what it could do is lost: a lower --learning_rate, --max_grad_norm, a higher --beta; go on from an "
+            "what it could do is lost: a lower --learning_rate, --max_grad_norm, a higher --beta; continue from an "
             "earlier checkpoint",
         )
     return Sign(

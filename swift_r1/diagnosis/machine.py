@@ -39,7 +39,7 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(
                 f"memory {what} grew from {points[0]:.2f} to {points[3]:.2f} GiB since step {series.steps[begin]}, and "
-                "goes on growing",
+                "keeps growing",
                 "look for what a plugin keeps (--reward_isolation process); --save_steps so that a kill costs little",
             )
     return None
@@ -69,5 +69,5 @@ def slow_server(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",
-        "look at its machine or GPU, and its /metrics; or go on without it: --vllm_server_base_url, --vllm_server_file",
+        "look at its machine or GPU, and its /metrics; or leave it out: --vllm_server_base_url, --vllm_server_file",
     )

@@ -86,7 +86,14 @@ def assumptions(job: Job) -> list[str]:
         if factors != (1.0, 1.0, 1.0)
         else ""
     )
-    reward = "rewards take no time here (--measured knows)" if not use.reward_seconds else ""
+    left_out = (
+        [] if use.reward_seconds else ["not estimated: the time of rewards (--measured RUN_FOLDER takes the run's)"]
+    )
+    if (job.args.plays_agent or job.args.multi_turn_scheduler) and not round_.recorded:
+        left_out.append(
+            "not estimated: several turns, agents and environments; a completion is counted as one answer of the model "
+            "(--measured RUN_FOLDER takes the run's lengths)"
+        )
     return [
         f"a round: {round_.prompts} prompts of {round_.prompt_tokens:,.0f} tokens x {round_.group} completions of "
         f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}{shape}), {round_.updates} optimizer "
@@ -96,7 +103,7 @@ def assumptions(job: Job) -> list[str]:
         f"assumed shares of these: training {use.train:.0%}, log-probs and prefill {use.forward:.0%}, decoding "
         f"{use.memory:.0%} of the bandwidth and {use.decode:.0%} of the arithmetic, {use.layer_seconds * 1e6:.0f} us a "
         f"layer and step, network {use.network:.0%}{measured}",
-        *([reward] if reward else []),
+        *left_out,
     ]
 
 

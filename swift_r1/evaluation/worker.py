@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             say(line, "eval")
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
-        say("interrupted; the same command goes on where it was", "eval")
+        say("interrupted; the same command continues from here", "eval")
         return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
     except OSError as error:
         say(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), "eval")

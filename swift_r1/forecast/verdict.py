@@ -73,8 +73,8 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
     if found.silent_steps >= 0.005:
         what += f", and in {percent(found.silent_steps)} of the optimizer steps none has"
     texts: dict[Level, str] = {
-        "nothing to learn from": f"the rewards of a prompt never differ, in none of {len(found.prompts)} groups of "
-        f"{found.completions}: nothing would be updated ({interval(own)})",
+        "nothing to learn from": f"none of {len(found.prompts)} groups of {found.completions} has rewards that differ: "
+        f"nothing would be updated ({interval(own)})",
         "hardly anything to learn from": what,
         "beside the task": f"{task.name} never differs within a group; what is learned is {others} alone ({what})",
         "learned already": f"{percent(found.passes.value)} of the completions pass already ({interval(found.passes)}); "

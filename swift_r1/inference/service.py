@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
+from swift_r1.arguments.rollout import url_of
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import one_line
 from swift_r1.inference.admission import all_results, check_request, check_tokens
@@ -247,10 +248,10 @@ class Lifecycle:
             self.dead = f"the model could not be loaded: {one_line(error)}"
             return
         self.service = RolloutService(self._config, engine, expected, self.metrics)
-        logger.info(
-            "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
-        )
         logger.info("%s", self.service.tool_calls.said())
+        config, length = self._config, engine.info.max_model_len
+        address = ("https" if config.ssl_certfile else "http") + url_of(config.host, config.port).removeprefix("http")
+        logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
         leases = asyncio.create_task(self.service.updates.watch_leases())
         try:
             while not engine.dead:

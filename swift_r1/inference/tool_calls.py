@@ -32,7 +32,7 @@ class ToolCalls:
         if self.name is not None:
             return f"tool calls are read by vLLM's parser {self.name} ({self.why})"
         if not renders_tools(self._tokenizer):
-            return "no tools: the model's chat template has no place for them"
+            return "requests with tools are refused: the model's chat template has no place for tools"
         return f"requests with tools are refused: {self.why}; --tool_call_parser names one"
 
     async def parser(self) -> ToolCallParser:

@@ -104,7 +104,7 @@ def without_gpu(args: A, gpu: bool) -> tuple[A, str | None]:
     unused = [name for name, spec in specs.items() if spec.info.gpu_only and getattr(args, name)]
     if gpu or not unused:
         return args, None
-    line = f"{no_effect(unused, 'without a GPU')}: the run goes on without"
+    line = f"{no_effect(unused, 'without a GPU')}: the run continues without"
     return replace(args, **{name: specs[name].default for name in unused}), line
 
 

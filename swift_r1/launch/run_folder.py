@@ -46,7 +46,7 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
     fresh = not args.add_version and world.node_rank == 0 and args.resume_from_checkpoint is None
     if fresh and (found := holds_run(folder)):
         return [
-            f"--output_dir {folder} holds a run already ({found}): give another folder, go on with that run "
+            f"--output_dir {folder} holds a run already ({found}): give another folder, continue that run "
             "(--resume_from_checkpoint last), or leave --add_version true for a new folder inside it"
         ]
     return []
@@ -64,7 +64,7 @@ def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: 
         [told] = nodes.ask(["folder"])
         if resumed is not None and resumed != Path(told):
             raise UsageError(
-                f"node 0 trains in {told}, and this node would go on in {resumed}: --output_dir must be shared"
+                f"node 0 trains in {told}, and this node would continue in {resumed}: --output_dir must be shared"
             )
         return make_run_folder(replace(args, output_dir=told, add_version=False))
     folder = resumed or make_run_folder(args)

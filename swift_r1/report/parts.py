@@ -5,6 +5,7 @@ A model card is written while the run goes on: `until` leaves out what was logge
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ def facts(run: RunFolder) -> dict[str, str]:
     rewards, weights = _texts(args.get("reward_funcs")), _texts(args.get("reward_weights"))
     weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
     more = {
-        "agent": args.get("env") or args.get("agent") or args.get("agent_command"),
+        "environment": " ".join(_texts(args.get("env")) + ([json.dumps(own)] if (own := args.get("env_args")) else [])),
+        "agent": None if args.get("env") else args.get("agent") or args.get("agent_command"),
         "data": ", ".join(_texts(args.get("dataset"))),
         "rewards": ", ".join(weighted or rewards),
         "hardware": _hardware(run),

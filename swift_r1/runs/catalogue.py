@@ -80,7 +80,7 @@ RUN: Sequence[WrittenFile] = (
             "prepared_data": "where prepared rows are kept",
             "own_dtype": "whether checkpoints have the dtype of the model's config",
             "replay": "the run that this one replays; null for none",
-            "resumed_from": "the checkpoint that it goes on from; null for none",
+            "resumed_from": "the checkpoint that it continues from; null for none",
             "started": "Unix seconds",
         },
     ),
@@ -259,14 +259,16 @@ CHECKPOINT: Sequence[WrittenFile] = (
 
 OTHERS: Mapping[str, Sequence[WrittenFile]] = {
     "An evaluation": (
-        WrittenFile("completions.jsonl", "every completion as it comes", _LINES, "the same command, which goes on"),
+        WrittenFile("completions.jsonl", "every completion as it comes", _LINES, "the same command, which continues"),
         WrittenFile("report.json", "figures with intervals, settings, versions, the command", "JSON", "`--compare`"),
         WrittenFile("settings.json", "what the completions depend on", "JSON", "the same command"),
         WrittenFile("compare.json", "of `swift eval --compare`: differences with intervals", "JSON"),
         WrittenFile("server.log", "log of the server that it has started", "text"),
     ),
     "A sweep": (
-        WrittenFile("sweep.json", "settings, runs, points and their order", "JSON", "the same command, which goes on"),
+        WrittenFile(
+            "sweep.json", "settings, runs, points and their order", "JSON", "the same command, which continues"
+        ),
         WrittenFile("report.html", "`swift report` of all runs", "HTML"),
         WrittenFile("<point>/", "the run of a point and a seed, and `output.log`, what it printed"),
     ),

@@ -43,7 +43,7 @@ class AppendedLines:
                     raise OSError("the disk is full")
         except OSError as error:
             if not self._warned:
-                logger.warning("%s is not complete: %s; the run goes on", self.path, error.strerror or error)
+                logger.warning("%s is not complete: %s; the run continues", self.path, error.strerror or error)
             self._warned = True
 
 

@@ -125,7 +125,7 @@ def test_a_lost_node_that_trained_costs_the_steps_since_the_last_checkpoint(
     ray_cluster.kill(node_of(ray_cluster, one, "train-0"))
     ray_cluster.fill()
     assert one.wait(300) == 0, one.said
-    assert "training goes on from its last checkpoint" in one.said
+    assert "training resumes from its last checkpoint" in one.said
     assert one.steps == list(range(1, STEPS + 1))
     assert one.learned == undisturbed
 

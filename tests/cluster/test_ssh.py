@@ -107,7 +107,7 @@ def test_training_goes_on_with_the_hosts_that_are_left(launch, ssh):
     ssh.kill(2)
     [alone] = one.started("rlhf", after=before)
     assert (alone["NNODES"], alone["words"][-2:]) == (None, ["--resume_from_checkpoint", "last"])
-    assert "training goes on from its last checkpoint on 1 of 2 nodes" in one.said
+    assert "training resumes from its last checkpoint on 1 of 2 nodes" in one.said
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ def test_flags_alone(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "taking turns" in capsys.readouterr().out
     assert main([*words, "--rlhf_type", "ppo", "--num_generations", "1", "--use_vllm", "false"]) == 0
     assert "critic's optimizer" in capsys.readouterr().out
+    assert main([*words, "--use_vllm", "false"]) == 0
+    assert "several turns, agents and environments" not in capsys.readouterr().out
+    assert main([*words, "--use_vllm", "false", "--env", "gymnasium:FrozenLake-v1"]) == 0
+    assert "not estimated: several turns, agents and environments" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_training_whose_servers_were_lost_begins_again(launch):
     until(lambda: one.said.count("serves") == 2)
     one.end(3)
     assert one.wait() == 5
-    assert "its servers were lost: training goes on from its last checkpoint" in one.said
+    assert "its servers were lost: training resumes from its last checkpoint" in one.said
     assert len(list(one.folder.glob("rlhf-*.json"))) == 2
 
 

@@ -40,7 +40,7 @@ def test_a_full_disk_is_survived_for_two_saves(runs, small_disk):
     """Each step saves; the third save in a row that does not fit ends the run, and what was saved is whole."""
     ended = runs.run(small_disk / "run", max_steps=20, save_steps=1, logging_steps=1)
     assert ended.code == 5
-    assert ended.said.count("the run goes on and tries again at the next save") == 2
+    assert ended.said.count("the run continues and tries again at the next save") == 2
     assert "earlier checkpoints are untouched (3 saves in a row failed)" in ended.said
     steps = [json.loads(line)["step"] for line in (small_disk / "run" / "logging.jsonl").read_text().splitlines()]
     saved = len(list((small_disk / "run").glob("checkpoint-*")))

@@ -193,7 +193,7 @@ def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
     rollouts.publish_weights()
     two[0].kill()
     assert len(generated(rollouts, tokens=8)) == 24
-    until(lambda: "going on with 1 of 2 servers" in caplog.text, BACK_WITHIN_S)
+    until(lambda: "continuing with 1 of 2 servers" in caplog.text, BACK_WITHIN_S)
     assert len(generated(rollouts, tokens=8)) == 24
     two[1].kill()
     with pytest.raises(ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"):

@@ -206,7 +206,7 @@ def test_templates_without_tools_and_unknown_formats_are_refused(
 ) -> None:
     plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     cases = [
-        (plain, {}, "has no place for tools", "no tools: the model's chat template"),
+        (plain, {}, "has no place for tools", "serving none at http://127.0.0.1:8000 ("),
         (plain + "{{ tools }}", {}, "--tool_call_parser names one", "requests with tools are refused"),
         (plain + "{{ tools }}", {"tool_call_parser": "hermess"}, "no such parser; it has apertus, ", "parser hermess"),
         (plain + "{{ tools }}", {"tool_call_parser": "jamba"}, "cannot be used with this model: Jamba", "jamba"),

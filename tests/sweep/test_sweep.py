@@ -139,7 +139,7 @@ def test_interrupted_and_killed_it_goes_on(tiny_model: Path, tmp_path: Path, sta
     assert process.wait(60) == 130
     wait_until_gone(below)
     assert states(file) == {"seed=0": "interrupted"}
-    assert "the same command goes on" in (tmp_path / "said").read_text()
+    assert "the same command continues" in (tmp_path / "said").read_text()
     folder = tmp_path / "s" / "seed=0"
     [saved] = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*")]
 

@@ -68,7 +68,7 @@ def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
 def test_an_agents_calls_are_shown(tmp_path, capsys):
     run = make_run(tmp_path / "run", steps=2)
     args = json.loads((run / "args.json").read_text())
-    args["args"] |= {"env": "trl:game.py", "agent": "trl:game.py"}
+    args["args"] |= {"env": "trl:game.py", "env_args": {"size": 4}, "agent": "trl:game.py"}
     (run / "args.json").write_text(json.dumps(args))
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"to": 2}'}}
     messages = [
@@ -80,7 +80,7 @@ def test_an_agents_calls_are_shown(tmp_path, capsys):
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
     write_rows(run / "completions.jsonl", [row | {"turns": 2, "messages": messages} for row in rows])
     lines = shown(capsys, run)
-    assert "agent                trl:game.py" in lines
+    assert 'environment          trl:game.py {"size": 4}' in lines
     assert any('[assistant] add({"to": 2}) [tool] 3 [assista' in line for line in lines)
 
 

@@ -240,7 +240,7 @@ class Training:
                 task.place = place
             self.again = self._said_waiting = False
             fewer = f" on {count} of {wanted} nodes" if count < wanted else ""
-            self._changed(self.tasks[0], f"{self.why}: training goes on from its last checkpoint{fewer}")
+            self._changed(self.tasks[0], f"{self.why}: training resumes from its last checkpoint{fewer}")
             self.why = ""
             self.begin()
             return

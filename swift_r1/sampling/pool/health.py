@@ -285,7 +285,7 @@ class Health:
                     self.give_up(session, epoch, error)
                     return
                 if session not in self._overdue and len(self.sessions) > 1:
-                    going_on = f"going on with {len(self.ready)} of {len(self.sessions)} servers"
+                    going_on = f"continuing with {len(self.ready)} of {len(self.sessions)} servers"
                     logger.warning("%s: %s", error, going_on if self.ready else "there is no other one")
                 with self._changed:
                     self._overdue[session] = error

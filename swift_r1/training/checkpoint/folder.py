@@ -120,7 +120,7 @@ def set_aside_later(run_dir: Path, step: int) -> None:
         name = f"{_ASIDE}{path.name}"
         number = sum(1 for _ in run_dir.glob(f"{name}*"))
         renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
-        logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
+        logger.warning("%s is renamed to %s: the run continues from step %d", path, renamed.name, step)
 
 
 def link_checkpoints(run_dir: Path, best_step: int | None) -> None:

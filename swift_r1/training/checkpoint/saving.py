@@ -119,7 +119,7 @@ class Saver:
             times = "" if failures == 1 else f" ({failures} saves in a row failed)"
             raise RunFailed(f"{fault or 'rank 0 cannot save'}{times}")
         if fault is not None:
-            logger.warning("%s; the run goes on and tries again at the next save", fault)
+            logger.warning("%s; the run continues and tries again at the next save", fault)
         return fault is None
 
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

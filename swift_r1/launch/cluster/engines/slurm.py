@@ -126,7 +126,7 @@ def after(code: int) -> int:
         if requeued.returncode:
             say(f"job {job} cannot be queued again: {_one_line(requeued.stderr)}", "launch")
         else:
-            say(f"job {job} is queued again; it goes on from its last checkpoint", "launch")
+            say(f"job {job} is queued again; it resumes from its last checkpoint", "launch")
     return code
 
 
