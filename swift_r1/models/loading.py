@@ -71,7 +71,9 @@ def load_model(
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
+            compute = (
+                getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
+            )
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError) as error:
@@ -132,7 +134,9 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
 
             if not classifies and PeftConfig.from_pretrained(adapters).task_type == "SEQ_CLS":
                 classifies = True
-                model = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), num_labels=1, **SAFE)
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    path, dtype=_dtype(dtype), num_labels=1, **SAFE
+                )
         if not classifies:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
