@@ -65,11 +65,15 @@ SECONDS: dict[str, float] = {
     "tests/rollout/test_server_generation.py": 30,
     "tests/rollout/test_server_process.py": 25,
     "tests/rollout/test_server_updates.py": 60,
+    "tests/security/test_injection.py": 8,
+    "tests/security/test_planted_secrets.py": 25,
+    "tests/security/test_trust.py": 6,
     "tests/training/test_backends.py": 90,
     "tests/training/test_distributed.py": 15,
     "tests/training/test_families.py": 30,
     "tests/training/test_invariance.py": 15,
     "tests/training/test_logprobs.py": 40,
+    "tests/view/test_hostile_run.py": 12,
 }
 """What the tests of a file take where it is longer than SHORT_S; roughly, on two quiet cores."""
 

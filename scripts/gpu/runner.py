@@ -98,18 +98,18 @@ def run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome
     mark = uuid.uuid4().hex
     words = [str(machine.root / part.command[0]), *part.command[1:]]
     started = time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [machine.python, *words] if words[0].endswith(".py") else words,
-            cwd=machine.root,
-            env={**machine.environ, _MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    timed_out = False
-    try:
+    timed_out, process = False, None
+    try:  # from before it starts: a signal may come at any time
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [machine.python, *words] if words[0].endswith(".py") else words,
+                cwd=machine.root,
+                env={**machine.environ, _MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         timed_out, code = True, 0
@@ -120,7 +120,8 @@ def run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome
         end = time.monotonic() + GRACE_S
         while _send(signal.SIGKILL, mark) and time.monotonic() < end:  # again: one may have started another meanwhile
             time.sleep(0.02)
-        process.wait()
+        if process is not None:
+            process.wait()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     outcome = Outcome("passed", time.monotonic() - started, figures=_figures(lines))
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -6,15 +6,19 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_no_key, flag, free
 from swift_r1.arguments.rollout import MultiTurnArguments
 
 _AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
 
 
 def _check_command(text: str) -> None:
-    if not shlex.split(text):  # raises ValueError where a quotation does not end
+    words = shlex.split(text)  # raises ValueError where a quotation does not end
+    if not words:
         raise ValueError("is empty")
+    for word, behind in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        check_no_key({name.lstrip("-"): value or (behind if name.startswith("-") else ""), "an address": word})
 
 
 @dataclass(frozen=True, kw_only=True)

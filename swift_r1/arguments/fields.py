@@ -277,7 +277,7 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
     if spec.is_list:
         return [_item(spec, word) for word in words]
     if len(words) > 1:
-        more = " ".join(words[1:])
+        more = "***" if spec.info.secret else " ".join(words[1:])
         raise ValueError(f"takes one value but got {len(words)} (what is {more!r}? quote a value that holds spaces)")
     return _item(spec, words[0])
 

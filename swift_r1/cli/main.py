@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from swift_r1.errors import EXIT_CODES, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
-from swift_r1.runtime.visible import log_visibly, visible
+from swift_r1.runtime.visible import harmless, log_visibly
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(command, words[1:])
     except SwiftError as error:
         for line in str(error).splitlines():
-            print(f"swift {command}: {visible(line)}", file=sys.stderr)
+            print(f"swift {command}: {harmless(line)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"swift {command}: interrupted", file=sys.stderr)

@@ -24,7 +24,7 @@ import psutil
 from swift_r1.arguments.server import RolloutArguments, host_faults
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.runtime.processes import end_with_parent, leave, stop_at_once
-from swift_r1.runtime.visible import log_visibly, visible
+from swift_r1.runtime.visible import harmless, log_visibly
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
             return asyncio.run(serve(config, listener))
     except SwiftError as error:
-        print(visible(str(error)), file=sys.stderr)
+        print(harmless(str(error)), file=sys.stderr)
         return error.exit_code
     finally:
         if merged:

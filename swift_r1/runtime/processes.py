@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from swift_r1.errors import UsageError
-from swift_r1.runtime.visible import visible
+from swift_r1.runtime.visible import harmless
 
 LOCK = ".lock"
 LOCK_WAIT_S = 120.0
@@ -140,4 +140,4 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
 
 def say(text: str, command: str = "rlhf") -> None:
     """One line of a command on standard error."""
-    print(f"swift {command}: {visible(text)}", file=sys.stderr, flush=True)
+    print(f"swift {command}: {harmless(text)}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
 )
+_PASSWORD = re.compile(r"(?<=://)[^/\s@]*@")
 
 
 def visible(text: str) -> str:
@@ -25,6 +26,12 @@ def _sign(found: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"U+{code:04X}"
 
 
+def harmless(text: str) -> str:
+    """A message of ours or of a library, which may quote what a user, a model or a server wrote: without control
+    characters, and with `***` for what addresses have before an `@`."""
+    return _PASSWORD.sub("***@", visible(text))
+
+
 def log_visibly(level: int, form: str) -> None:
     """As `logging.basicConfig`; what is logged may hold what a model wrote."""
     handler = logging.StreamHandler()
@@ -34,4 +41,4 @@ def log_visibly(level: int, form: str) -> None:
 
 class _Visible(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
+        return harmless(super().format(record))

@@ -19,7 +19,7 @@ from typing import Any
 from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
 from swift_r1.runtime.processes import end_with_parent, leave
 from swift_r1.runtime.stopping import StopRequest
-from swift_r1.runtime.visible import visible
+from swift_r1.runtime.visible import harmless
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         args = arguments_of(content)
         return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
     except SwiftError as error:
-        print(f"swift {_command(content)}: {visible(str(error))}", file=sys.stderr)
+        print(f"swift {_command(content)}: {harmless(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
         if code := known_end(error, content):

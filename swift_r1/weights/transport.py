@@ -30,16 +30,19 @@ T = TypeVar("T")
 AUTO, SHM, HTTP, NCCL, IPC = "auto", "shm", "http", "nccl", "ipc"
 MIN_BYTES_A_SECOND = 64 << 20
 """Weights that move slower than this count as stuck: half of what 1 Gbit/s carries."""
+_SHARED_MEMORY = Path("/dev/shm")
 _PIECE = 1 << 20
 _POLL_S = 0.002
 
 
 def usable_folder(folder: str | None) -> Path | None:
     """The server's folder in shared memory if this process can write there too, else None. Its name is random: no other
-    host has one of that name."""
+    host has one of that name. Nor may a server have weights written anywhere else."""
     if folder is None:
         return None
     path = Path(folder)
+    if path.parent != _SHARED_MEMORY or path.is_symlink() or path.name == "..":
+        return None
     # Not by permission alone: root may write there, and a server of another user could not read what root has written.
     mine = path.is_dir() and path.stat().st_uid == os.geteuid()
     return path if mine and os.access(path, os.W_OK | os.X_OK) else None

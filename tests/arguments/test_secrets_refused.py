@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from swift_r1.arguments.fields import is_secret_name, why_no_url
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
+from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.run_file import read_run_file
 from swift_r1.rewards.judge_config import read_judge
+from swift_r1.runtime.visible import log_visibly
 from swift_r1.wire.server_file import servers_of
 
 RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--use_vllm", "true")
@@ -35,6 +38,9 @@ RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs
             (*RLHF, "--env", "verifiers:x", "--env_args", '{"judges": [{"headers": {"Authorization": "pl4nted"}}]}'),
         ),
         (RlhfArguments, (*RLHF, "--env", "verifiers:x", "--env_args", '{"database": "postgres://me:pl4nted@h/x"}')),
+        (RlhfArguments, (*RLHF, "--agent_command", "node agent.js --api-key pl4nted")),
+        (RlhfArguments, (*RLHF, "--agent_command", "env SEARCH_TOKEN=pl4nted node agent.js")),
+        (RlhfArguments, (*RLHF, "--agent_command", "node agent.js http://me:pl4nted@h")),
         (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
         (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
     ],
@@ -101,3 +107,26 @@ def test_so_it_is_in_the_file_of_a_launch(tmp_path: Path, environ: str) -> None:
         read_run_file(file)
     assert "pl4nted" not in str(refused.value)
     assert ("a key has no place in a file" if environ[-1] != "x" else "is not valid YAML") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rollout --model m --api_key a pl4nted",
+        "rollout --model m --api-ky pl4nted",
+        "rollout --model https://me:pl4nted@h/x",
+        "rlhf --model m --rlhf_type grpo --reward_funcs format --dataset https://me:pl4nted@h/rows.jsonl",
+        "eval --model m --benchmarks gsm8k=https://me:pl4nted@h/x",
+    ],
+)
+def test_no_message_quotes_one(words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    said = capfd.readouterr()
+    assert said.err and "pl4nted" not in said.err + said.out
+
+
+def test_no_log_line_does(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_visibly(logging.WARNING, "%(message)s")
+    logging.warning("ProxyError: http://me:pl4nted@proxy:3128/ and a@b, https://h/x@y")
+    assert capfd.readouterr().err == "ProxyError: http://***@proxy:3128/ and a@b, https://h/x@y\n"

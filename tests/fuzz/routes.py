@@ -172,7 +172,7 @@ def agents_gateway() -> Iterator[Served]:
         future.set_result(Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="length", weight_version=1))
         return future
 
-    model = AgentModel(engine, ToolCalls("none", None), LENGTH, VOCABULARY, (0,), forces_calls=False)
+    model = AgentModel(engine, ToolCalls(None, None), LENGTH, VOCABULARY, (0,), forces_calls=False)
     model.asks[SESSION] = ask
     try:
         yield Served(agent_app(model, gateway, "key"), gateway, loop, "key")

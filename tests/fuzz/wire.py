@@ -306,7 +306,7 @@ class Episode:
             self._staged(int(request.header(wire.BUCKET_HEADER) or 0), request.body, request.header(wire.BASE_HEADER))
         elif path == "/v1/weights/file":
             body = json.loads(request.body)
-            name = f"incoming-{body['index']:06d}"
+            name = f"incoming-{int(body['index']):06d}"
             written = [one.body for one, _ in self.sent if one.method == "FILE" and one.path == name]
             matching = [one for one in (*written, *self.staged) if pushes.digest_of(one) == body["digest"]]
             if not matching:

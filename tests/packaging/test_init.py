@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import time
 from contextlib import chdir
 from pathlib import Path
 
@@ -62,20 +63,29 @@ def test_it_overwrites_nothing_and_says_what_is_missing(tmp_path: Path) -> None:
 
 
 def typed(cwd: Path, *answers: str) -> tuple[int, str]:
-    """`swift init` in a terminal, each question answered as it comes; its exit code and all that the terminal shows."""
+    """`swift init` in a terminal, each question answered as it comes; its exit code and all that the terminal shows.
+
+    Ctrl-C is pressed again while nothing happens: between the question and the read, Python's `input` misses it.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
         os.environ["PYTHONPATH"] = str(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "swift_r1", "init"])
     shown, left = b"", list(answers)
-    while select.select([terminal], [], [], 120)[0]:
+    deadline, last = time.monotonic() + 120, ""
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1)[0]:
+            if last == "\x03":
+                os.write(terminal, last.encode())
+            continue
         try:
             shown += os.read(terminal, 4096)
         except OSError:  # how Linux says that the other side has closed
             break
         if shown.endswith(b"] ") and left:
-            os.write(terminal, left.pop(0).encode())
+            last = left.pop(0)
+            os.write(terminal, last.encode())
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,6 +165,18 @@ def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkey
     assert transport.usable_folder(None) is None and transport.usable_folder("/no/such/folder") is None
 
 
+def test_a_server_cannot_have_weights_written_elsewhere(tmp_path: Path) -> None:
+    own = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="swift-r1-test-"))
+    (link := own.with_name(f"{own.name}-link")).symlink_to(tmp_path)
+    try:
+        assert transport.usable_folder(str(own)) == own
+        for elsewhere in (str(tmp_path), "/dev/shm", "/dev/shm/..", f"/dev/shm/../{tmp_path}", f"{own}/..", str(link)):
+            assert transport.usable_folder(elsewhere) is None
+    finally:
+        link.unlink()
+        own.rmdir()
+
+
 def test_the_next_bucket_is_gathered_while_one_is_sent() -> None:
     """Each side waits for the other, which without overlap would never end."""
     gathering, sending = threading.Barrier(2), []
@@ -225,7 +238,8 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
         if mounted.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-    monkeypatch.setattr("swift_r1.weights.staging._SHARED_MEMORY", folders[0])
+    for module in ("staging", "transport"):
+        monkeypatch.setattr(f"swift_r1.weights.{module}._SHARED_MEMORY", folders[0])
     monkeypatch.setattr("tempfile.tempdir", str(folders[1]))
     # What another engine's weights will take is free when this one starts.
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))
