@@ -95,7 +95,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ({"external_plugins": "raises.py"}, "plugin raises.py:2: ZeroDivisionError: division by zero"),
         (
             {"reward_funcs": "external_countdwn"},
-            "--reward_funcs: there is no reward function external_countdwn: did you mean external_countdown? ",
+            "--reward_funcs: there is no reward function external_countdwn: did you mean external_countdown?",
         ),
         ({"dataset": "cuntdown"}, "unknown dataset cuntdown: "),
         ({"dataset": "gone.jsonl"}, "--dataset gone.jsonl: file not found"),
