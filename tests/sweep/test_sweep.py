@@ -68,8 +68,9 @@ def test_points_beside_each_other(tiny_model: Path, tmp_path: Path) -> None:
     assert code == 0 and states(file) == dict.fromkeys(names, "ended")
     folders = [tmp_path / "rates" / name for name in names]
     if two > 1:
-        times = [events(folder) for folder in folders]
-        assert max(times[0]["started"], times[1]["started"]) < min(times[0]["ended"], times[1]["ended"])
+        # Not when they began to train: on a busy machine one may be done by then.
+        launched = [json.loads((folder / "args.json").read_text())["started"] for folder in folders]
+        assert max(launched) < min(events(folder)["ended"] for folder in folders)
         used = json.loads((folders[0] / "args.json").read_text())
         assert used["hardware"]["cores"] == len(usable_cpus()) // 2
     args = [json.loads((folder / "args.json").read_text())["args"] for folder in folders]
