@@ -194,6 +194,7 @@ def test_a_terminal_that_is_closed_is_a_signal(launch, tmp_path):
     own, other = pty.openpty()
 
     def in_terminal() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         fcntl.ioctl(other, termios.TIOCSCTTY, 0)
 
     one = launch(ONE, streams={"stdout": other, "preexec_fn": in_terminal})
