@@ -341,14 +341,14 @@ def test_a_session_is_deleted_during_its_calls(url: str, engine: ScriptedEngine)
 
 
 def test_a_session_expires_but_not_during_a_call(engine: ScriptedEngine, serve_engine: Callable[..., str]) -> None:
-    url = serve_engine(engine, {}, session_timeout=0.3, max_sessions=1)
+    url = serve_engine(engine, {}, session_timeout=2, max_sessions=1)
     session = Opened(url, id="a")
     full = session.http.post("/v1/sessions", json={"id": "b"})
     assert (
         full.status_code == 503 and int(full.headers["Retry-After"]) >= 1 and "--max_sessions" in full.json()["error"]
     )
     engine.endless = True
-    session.chat(max_tokens=400)  # 0.4 s and more
+    session.chat(max_tokens=2400)  # 2.4 s and more
     assert len(session.record().calls) == 1
     # Asking for it is using it, so another path is asked.
     until(lambda: session.http.post("/v1/sessions", json={"id": "b"}).status_code == 200)
