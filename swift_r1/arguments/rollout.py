@@ -36,8 +36,8 @@ _SCHEDULES = Scope(
 )
 
 
-def url_of(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, kw_only=True)

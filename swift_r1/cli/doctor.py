@@ -79,7 +79,7 @@ def examine() -> Iterator[Finding]:
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
     use = "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)"
     vllm = library("vllm", use)
-    missing = None if vllm.state != "ok" or has_gpu(os.environ) else missing_for_vllm()
+    missing = missing_for_vllm() if vllm.state == "ok" else None
     yield Finding("vllm", "broken", missing) if missing else vllm
 
 

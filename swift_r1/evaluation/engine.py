@@ -117,9 +117,9 @@ def model_sha256(model: str) -> str:
 
 
 def config_of(args: EvalArguments) -> tuple[str, int | None]:
-    from transformers import AutoConfig
+    from swift_r1.models.shape import transformers_config
 
-    config = AutoConfig.from_pretrained(adapters_base(args.model) or args.model, trust_remote_code=False)
+    config = transformers_config(adapters_base(args.model) or args.model)
     own = str(config.dtype or "float32").removeprefix("torch.")
     return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
 

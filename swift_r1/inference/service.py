@@ -250,7 +250,7 @@ class Lifecycle:
         self.service = RolloutService(self._config, engine, expected, self.metrics)
         logger.info("%s", self.service.tool_calls.said())
         config, length = self._config, engine.info.max_model_len
-        address = ("https" if config.ssl_certfile else "http") + url_of(config.host, config.port).removeprefix("http")
+        address = url_of(config.host, config.port, "https" if config.ssl_certfile else "http")
         logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
         leases = asyncio.create_task(self.service.updates.watch_leases())
         try:

@@ -15,6 +15,7 @@ from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.cpu_kernels import use_block_functions
 from swift_r1.models.lora import LoraSettings, add_lora
+from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import Freezing, freeze
 from swift_r1.weights.expected import use_checkpoint_form
 
@@ -66,14 +67,12 @@ def load_model(
     weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
     the config's). Raises UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights
     to freeze."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
-            compute = (
-                getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
-            )
+            compute = getattr(torch, dtype) if dtype else transformers_config(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError) as error:
@@ -98,10 +97,10 @@ def load_critic(
     """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
     classifier of one label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers
     cannot load it as a classifier, or it has several labels."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
     try:
-        config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config: Any = transformers_config(path)
         trained_head = has_value_head(config)
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
@@ -124,10 +123,10 @@ def load_critic(
 def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> PreTrainedModel:
     """The reward model in `path`, with `adapters` merged into it and without gradients: a sequence classifier with the
     head that it or the adapters have, or a causal LM, which is asked. Raises UsageError: it cannot be loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     try:
-        if classifies := has_value_head(AutoConfig.from_pretrained(path, trust_remote_code=False)):
+        if classifies := has_value_head(transformers_config(path)):
             model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             from peft import PeftConfig, PeftModel

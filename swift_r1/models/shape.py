@@ -56,6 +56,14 @@ class ModelShape:
 
 
 @cache
+def transformers_config(model: str) -> Any:
+    """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
+    Raises OSError, ValueError or KeyError: transformers cannot read it."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(model, trust_remote_code=False)
+
+
 def shape_of(model: str) -> ModelShape:
     """Of the model folder (or id) `model`; seconds, and no weights. Raises UsageError: transformers does not know the
     architecture."""

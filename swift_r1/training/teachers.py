@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from swift_r1.algorithms import rlsd_advantages, rlsd_strength, teacher_advantages
 from swift_r1.arguments import RlhfArguments
@@ -28,6 +28,7 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.models.shape import transformers_config
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
@@ -242,7 +243,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
         return LocalTeacher(*common, CurrentPolicy(backend), batching, True)
     path = args.teacher_model or args.model
     check_tokens(path, "--teacher_model", context.tokenizer)  # before its config: it says what cannot be read
-    config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
+    config: Any = transformers_config(path).get_text_config()
     own: Any = backend.model.config.get_text_config()
     if config.vocab_size < vocab_size:
         raise UsageError(f"--teacher_model {path} knows {config.vocab_size} tokens, and the policy {vocab_size}")

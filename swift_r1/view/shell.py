@@ -268,7 +268,7 @@ def _frame(page: Page, title: str) -> None:
         with ui.element("div").classes("view-tools"):
             _run_choice(page)
             follow = ui.button("live" if page.flag("follow", True) else "paused").props("flat dense no-caps size=sm")
-            follow.props('data-key="p" title="follow a running run, or pause"').classes("view-follow")
+            follow.props('data-key="p" title="follow the run while it trains, or pause"').classes("view-follow")
 
             def toggle() -> None:
                 page.set(follow=not page.flag("follow", True))

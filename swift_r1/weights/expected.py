@@ -32,9 +32,11 @@ def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
 def skeleton(model: str) -> nn.Module:
     """The causal LM `model` (a folder or name) on the meta device."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    from swift_r1.models.shape import transformers_config
+
+    config = transformers_config(model)
     with torch.device("meta"):
         empty: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call] # transformers' own
     return empty

@@ -33,7 +33,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
-    if not has_gpu and (missing := missing_for_vllm()):
+    if missing := missing_for_vllm():
         raise UsageError(missing)
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
@@ -154,7 +154,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
 
 def _config_dtype(config: RolloutArguments) -> str:
     """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16."""
-    from transformers import AutoConfig
+    from swift_r1.models.shape import transformers_config
 
-    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype
+    dtype = transformers_config(config.model).dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")

@@ -46,17 +46,13 @@ def open_backend(
 
         return LocalBackend(load(), optimizer, ranks.device, wrap)
     import torch
-    from transformers import AutoConfig
 
     from swift_r1.models.policy import Policy
+    from swift_r1.models.shape import transformers_config
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
     from swift_r1.training.backends.deepspeed_config import read_config
 
-    dtype = (
-        getattr(torch, args.torch_dtype or "", None)
-        or AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
-        or torch.float32
-    )
+    dtype = getattr(torch, args.torch_dtype or "", None) or transformers_config(path).dtype or torch.float32
     quantized = bool(args.quant_bits) and wrap is Policy
     config = read_config(args.deepspeed, args.zero_hpz_partition_size)
     return DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantized, wrap)

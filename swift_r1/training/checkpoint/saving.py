@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
+from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import added_weights, has_adapters, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
@@ -68,11 +68,7 @@ class Saver:
         for name, one in models:
             if not has_adapters(one.model):
                 model: Any = one.model
-                dtype = (
-                    AutoConfig.from_pretrained(model.name_or_path, trust_remote_code=False).dtype
-                    if self.own_dtype
-                    else None
-                )
+                dtype = transformers_config(model.name_or_path).dtype if self.own_dtype else None
                 self._models.append((name, one, ModelShards(model, policy_weights(model), self.ranks, dtype)))
 
     def save(
