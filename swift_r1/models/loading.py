@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from swift_r1.arguments.adapters import CONFIG, WEIGHTS, adapter_config
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.cpu_kernels import use_block_functions
@@ -129,9 +130,13 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
         if classifies := has_value_head(transformers_config(path)):
             model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
-            from peft import PeftConfig, PeftModel
+            from huggingface_hub import snapshot_download
+            from peft import PeftModel
 
-            if not classifies and PeftConfig.from_pretrained(adapters).task_type == "SEQ_CLS":
+            if not (folder := Path(adapters).expanduser()).is_dir():
+                folder = Path(snapshot_download(adapters, allow_patterns=[CONFIG, WEIGHTS]))
+            config = adapter_config("--reward_adapters", folder)  # without it peft would take a pickle
+            if not classifies and config.get("task_type") == "SEQ_CLS":
                 classifies = True
                 model = AutoModelForSequenceClassification.from_pretrained(
                     path, dtype=_dtype(dtype), num_labels=1, **SAFE
@@ -139,7 +144,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
         if not classifies:
             model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
-            model = PeftModel.from_pretrained(model, adapters).merge_and_unload()
+            model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UsageError(f"cannot load --reward_model {path}: {one_line(error)}") from error
     loaded: PreTrainedModel = model.requires_grad_(False).eval()

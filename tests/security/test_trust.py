@@ -65,6 +65,8 @@ def test_code_that_comes_with_a_model_is_not_run(with_code: Path, mark: Path, mo
 
 
 def test_a_pickle_is_not_read(tiny_model: Path, tmp_path: Path, mark: Path) -> None:
+    from peft import LoraConfig
+
     class Attack:
         def __reduce__(self) -> tuple[Any, ...]:
             return open, (str(mark), "w")
@@ -75,6 +77,11 @@ def test_a_pickle_is_not_read(tiny_model: Path, tmp_path: Path, mark: Path) -> N
     for load in LOADERS[:3]:
         with pytest.raises(UsageError, match="cannot load"):
             load(folder)
+    adapters = tmp_path / "adapters"
+    LoraConfig(r=2, task_type="CAUSAL_LM").save_pretrained(adapters)
+    (adapters / "adapter_model.bin").write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(UsageError, match="holds no adapters"):
+        load_judging_model(str(tiny_model), None, str(adapters))
     assert not mark.exists()
 
 
