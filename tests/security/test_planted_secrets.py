@@ -93,6 +93,7 @@ class Place:
                     self.texts[f"{url}{path} {answer.status_code}"] = f"{answer.headers}{answer.text}"
 
 
+@pytest.mark.timeout(900)  # the cold one starts each command's Python anew
 @pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "cold"])
 def test_no_secret_is_told(cold: bool, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in planted.environ().items():
