@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import xxhash
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
@@ -53,7 +53,8 @@ class HeldEngine:
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         for file in files:
-            self.weights |= {name: tensor.clone() for name, tensor in load_file(file).items()}
+            # `load_file` of safetensors 0.8.0 keeps 60 bytes of each tensor for ever: memory would grow.
+            self.weights |= {name: tensor.clone() for name, tensor in load(file.read_bytes()).items()}
         self._remember()
 
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
