@@ -1,4 +1,4 @@
-"""Gradings a second of the graders, on one core: `python benchmarks/graders.py [--data ../shared/data]`.
+"""Gradings a second of the graders, on one core: `python benchmarks/graders.py [--data FOLDER]`.
 
 GSM8K: worked solutions of the test split, each ending in its number, so that long texts are read. Math: every gold
 answer of the five evaluation sets, boxed after some text, against itself and against the next item's; "symbolic": the

@@ -1,4 +1,4 @@
-r"""How often the math graders are wrong: `python benchmarks/grading_accuracy.py [--data ../shared/data] [--list 5]`.
+r"""How often the math graders are wrong: `python benchmarks/grading_accuracy.py [--data FOLDER] [--list 5]`.
 
 2,000 answers that keep the value of a gold answer of the five evaluation sets and 2,000 near ones that do not, each
 in a box after some working, are graded by `fast`, by `math_verify` as we call it, and by the library as it comes

@@ -160,7 +160,7 @@ class TrainingArguments:
         "micro-batches per optimizer step; where no flag sizes the round, as many as hold whole groups and at least 16 "
         "completions if 1 does not",
         at_least=1,
-        ms_swift="so that about 16 completions make a step",
+        ms_swift="with PPO so that about 16 completions make a step",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
