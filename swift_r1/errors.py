@@ -72,6 +72,12 @@ class RunFailed(SwiftError):
     exit_code = EXIT_RUN_FAILED
 
 
+def a_kind(value: object) -> str:
+    """Of a value that is of the wrong kind: "an int", "a list", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Result]:
     """`do` for each item.
 

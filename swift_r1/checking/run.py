@@ -26,7 +26,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
-from swift_r1.errors import UsageError, describe, one_line
+from swift_r1.errors import UsageError, a_kind, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -228,9 +228,7 @@ def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence
         except Exception as error:
             raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
         if not isinstance(gold, str):
-            raise UsageError(
-                f"the plugin's gold(row) returned a {type(gold).__name__}, not the text of a right completion"
-            )
+            raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
         golds.append(gold)
     return golds
 

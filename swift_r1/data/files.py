@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import UsageError, a_kind, one_line
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -150,7 +150,7 @@ def _row_of(line: bytes | None, parse: Callable[[str], Any]) -> tuple[dict[str, 
 
 def _checked(row: Any) -> tuple[dict[str, Any], str | None]:
     if not isinstance(row, dict):
-        return {}, f"a row is an object of columns, this is a {type(row).__name__}"
+        return {}, f"a row is an object of columns, this is {a_kind(row)}"
     return row, None
 
 
@@ -173,7 +173,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):
-        raise UsageError(f"{path}:1: holds a {type(rows).__name__}, not a list of rows")
+        raise UsageError(f"{path}:1: holds {a_kind(rows)}, not a list of rows")
     for index, row in enumerate(rows):
         yield RawRow(index, f"{path} row {index + 1}", *_checked(row))
 

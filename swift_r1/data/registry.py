@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swift_r1.data.preprocessors import AutoPreprocessor, MessagesPreprocessor, Preprocess
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import UsageError, a_kind, one_line
 
 Loader = Callable[..., Iterable[Mapping[str, Any]]]
 
@@ -181,7 +181,7 @@ def _register_file(path: Path) -> None:
     except (RecursionError, ValueError) as error:
         raise UsageError(f"{path}: not JSON that can be read: {one_line(error, 200)}") from error
     if not isinstance(content, list):
-        raise UsageError(f"{path}: holds a {type(content).__name__}, not a list of datasets")
+        raise UsageError(f"{path}: holds {a_kind(content)}, not a list of datasets")
     for number, entry in enumerate(content, start=1):
         where = f"{path} entry {number}"
         about = _checked(entry, _KEYS, where)
@@ -215,11 +215,11 @@ def _preprocessor(about: dict[str, Any], where: str) -> Preprocess | None:
 
 def _checked(entry: Any, known: Mapping[str, type], where: str) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
-        raise UsageError(f"{where} is a {type(entry).__name__}, not an object")
+        raise UsageError(f"{where} is {a_kind(entry)}, not an object")
     unknown = sorted(set(entry) - set(known))
     if unknown:
         raise UsageError(f"{where}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
     for name, value in entry.items():
         if not isinstance(value, known[name]) and (value is not None or known[name] is list):
-            raise UsageError(f"{where}: {name} is a {type(value).__name__}, not {_KINDS[known[name]]}")
+            raise UsageError(f"{where}: {name} is {a_kind(value)}, not {_KINDS[known[name]]}")
     return dict(entry)

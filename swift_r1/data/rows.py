@@ -14,7 +14,7 @@ from swift_r1.data.files import RawRow
 from swift_r1.data.preprocessors import Row, RowFault, preprocess_row, rename_columns
 from swift_r1.data.sources import Source
 from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, a_kind, describe
 
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
@@ -133,7 +133,7 @@ def as_list(result: Any) -> list[Row]:
     results = result if isinstance(result, list) else [result]
     for one in results:
         if not isinstance(one, dict):
-            raise RowFault(f"the preprocessor returned a {type(one).__name__}, not a row (dict)")
+            raise RowFault(f"the preprocessor returned {a_kind(one)}, not a row (dict)")
     return [dict(one) for one in results]
 
 
@@ -189,7 +189,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         parts = content if isinstance(content, list) else []
         kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"})
         held = f" with parts of {', '.join(kinds)}" if kinds else ""
-        raise RowFault(f"the content of the {role} message is a {type(content).__name__}{held}, not text")
+        raise RowFault(f"the content of the {role} message is {a_kind(content)}{held}, not text")
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
     return {"role": role, "content": content} | {key: message[key] for key in _OF_TOOLS if message.get(key)}

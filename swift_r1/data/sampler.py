@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.preprocessors import Row
-from swift_r1.errors import UsageError, describe, no_such
+from swift_r1.errors import UsageError, a_kind, describe, no_such
 
 if TYPE_CHECKING:
     import numpy as np
@@ -272,7 +272,7 @@ def build_sampler(name: str, rows: Sequence[Row], args: Any) -> Sampler:
     except (Exception, SystemExit) as error:
         raise UsageError(f"{flag} cannot be constructed: {describe(error)}") from error
     if not isinstance(sampler, Sampler):
-        raise UsageError(f"{flag} is a {type(sampler).__name__}, which does not derive from swift_r1.Sampler")
+        raise UsageError(f"{flag} is {a_kind(sampler)}, which does not derive from swift_r1.Sampler")
     if not hasattr(sampler, "order"):
         raise UsageError(f"{flag}: {type(sampler).__name__}.__init__ must call super().__init__(rows, args)")
     return sampler

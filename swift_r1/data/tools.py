@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
+from swift_r1.errors import a_kind
 from swift_r1.tool_use.registry import described, tools
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
@@ -56,7 +57,7 @@ class ToolUse:
         if column is None or not len(column):
             return [described(_known(name)) for name in self.names]
         if isinstance(column, Mapping) or not isinstance(column, Sequence):
-            raise RowFault(f"tools is a {type(column).__name__}, not a list")
+            raise RowFault(f"tools is {a_kind(column)}, not a list")
         found = [self._description(one) for one in column]
         names = [one["function"]["name"] for one in found]
         if len(set(names)) < len(names):

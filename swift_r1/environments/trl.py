@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from swift_r1.environments.base import ENDLESS_ROWS, ENV_ROW, EnvironmentAgent, Row
 from swift_r1.environments.chat import Chat, Message, with_text
-from swift_r1.errors import UsageError, describe, one_line
+from swift_r1.errors import UsageError, a_kind, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 
 _CONFIG = "trl.trainer.grpo_config"
@@ -95,7 +95,7 @@ class TrlAgent(EnvironmentAgent):
         columns = {column: value for column, value in own.items() if not (several and column == "environment")}
         observation = await _awaited(environment.reset(**columns))
         if not isinstance(observation, str | None):
-            raise UsageError(f"--env trl:{self.name}: reset returned a {type(observation).__name__}, not text or None")
+            raise UsageError(f"--env trl:{self.name}: reset returned {a_kind(observation)}, not text or None")
         prompt = with_text(messages, observation, between="")
         tools = {tool.__name__: tool for tool in (*given.tools, *methods)}
         chat = Chat(client, prompt, [_described(tool) for tool in tools.values()])

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
 
@@ -286,7 +286,7 @@ def _plain(value: Any) -> Any:
     """Numbers of numpy and torch."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"run returned a {type(value).__name__}, which is no JSON")
+    raise TypeError(f"run returned {a_kind(value)}, which is no JSON")
 
 
 def main(descriptor: int) -> int:

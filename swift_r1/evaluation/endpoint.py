@@ -18,7 +18,7 @@ import httpx
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
-from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
+from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, Written, evaluation_seeds
 
 _logger = logging.getLogger("swift_r1.evaluation")
@@ -174,7 +174,7 @@ class EndpointEngine(EvalEngine):
         except (KeyError, TypeError, ValueError) as error:
             raise RunFailed(f"{url} answers {what} with no completion of OpenAI's form: {error!r}") from error
         if not isinstance(text, str | None) or not isinstance(reason, str | None):
-            raise RunFailed(f"{url} answers {what} with a {type(text).__name__} as text")
+            raise RunFailed(f"{url} answers {what} with {a_kind(text)} as text")
         usage = answer.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return Written(text or "", tokens if isinstance(tokens, int) else None, reason or "stop")

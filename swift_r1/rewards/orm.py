@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.errors import UsageError, describe, for_each, no_such
+from swift_r1.errors import UsageError, a_kind, describe, for_each, no_such
 
 _GIVEN = {
     *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
@@ -78,7 +78,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
         raise UsageError(no_such("reward function", name, sorted(orms), "; others come from --external_plugins"))
     entry = orms[name]
     if not callable(entry):
-        raise UsageError(f"reward {name} is a {type(entry).__name__}, not a class or a function")
+        raise UsageError(f"reward {name} is {a_kind(entry)}, not a class or a function")
     if not inspect.isclass(entry):
         return _reward(name, entry)
     try:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
@@ -261,7 +261,7 @@ def checked(returned: Any, count: int) -> ItemOutcome:
         if isinstance(returned, numbers.Real):
             failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
         elif not isinstance(returned, list | tuple):
-            failure = f"returned a {type(returned).__name__}, not a list of {count} values"
+            failure = f"returned {a_kind(returned)}, not a list of {count} values"
         else:
             failure = f"returned {len(returned)} values for {count} completions"
         return ItemOutcome(failure=failure, kind="shape")
@@ -286,11 +286,11 @@ def _number(item: Any) -> float:
         try:
             item = item.item()
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ValueError(f"a {type(item).__name__} is not one number") from error
+            raise ValueError(f"{a_kind(item)} is not one number") from error
     if not isinstance(item, numbers.Real):
         text = repr(item)
         text = text if len(text) <= 60 else text[:57] + "..."
-        raise ValueError(f"{text} is a {type(item).__name__}, not a number")
+        raise ValueError(f"{text} is {a_kind(item)}, not a number")
     try:
         value = float(item)
     except OverflowError as error:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import UsageError, a_kind, one_line
 
 tools: dict[str, Callable[..., Any]] = {}
 """Name for `--tools`, and for the model -> a function with type hints and a docstring. Plugins write into it."""
@@ -19,7 +19,7 @@ def described(name: str) -> dict[str, Any]:
     form with a line for each argument). Raises UsageError where it has none of these, with its line."""
     function = tools[name]
     if not inspect.isroutine(function):
-        raise UsageError(f"tools[{name!r}] is a {type(function).__name__}, not a function")
+        raise UsageError(f"tools[{name!r}] is {a_kind(function)}, not a function")
     text = inspect.getdoc(function)
     where = f"tools[{name!r}], {place_of(function)}"
     if not text:

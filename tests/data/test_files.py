@@ -63,7 +63,7 @@ def test_bad_lines_are_faults_of_their_rows(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("x.json", b'[{"a": 1},\n', r"x\.json:2: not JSON"),
-        ("x.json", b"3", "holds a int, not a list of rows"),
+        ("x.json", b"3", "holds an int, not a list of rows"),
         ("x.json", b"\xff", "not UTF-8 at byte 0"),
         ("x.csv", b"", "not a CSV table"),
         ("x.parquet", b"PAR1 not", "not a whole parquet file"),

@@ -170,10 +170,10 @@ def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytes
     [
         ({"kept": 1}, "no prompt: no column is a question"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown role 'wizard'"),
-        ({"messages": [{"role": "user", "content": None}]}, "content of the user message is a NoneType"),
+        ({"messages": [{"role": "user", "content": None}]}, "content of the user message is None"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no prompt"),
         ({"messages": ["hello"]}, ""),
-        ({"question": 5}, "content of the user message is a int"),
+        ({"question": 5}, "content of the user message is an int"),
     ],
 )
 def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) -> None:

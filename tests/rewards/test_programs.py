@@ -65,7 +65,7 @@ def test_the_formats_of_public_sets_are_read(tests: object, cases: list[Case]) -
 @pytest.mark.parametrize(
     ("tests", "fault"),
     [
-        (3, "a int, not an object"),
+        (3, "an int, not an object"),
         ("{", "no JSON"),
         ({}, "no tests"),
         ({"test_cases": []}, "no tests"),

@@ -114,7 +114,7 @@ def test_faults_are_reported_together(registered: None) -> None:
     assert "v4 needs the column solution, and the data has answer" in needs
     assert "formt" in unknown and "did you mean format" in unknown
     assert "impossible cannot be constructed" in impossible and "tokenizer_path" in impossible
-    assert "number is a int" in number
+    assert "number is an int" in number
     assert all("\n" not in fault for fault in caught.value.faults)
 
 

@@ -98,7 +98,7 @@ def test_a_coroutine_without_arguments(describe):
         (unhinted, r"test_registry.py:\d+: the parameter x has no type hint"),
         (undocumented, r"test_registry.py:\d+: it has no docstring"),
         (variadic, r"test_registry.py:\d+: the model gives arguments by name, so there can be no \*x"),
-        (3, "is a int, not a function"),
+        (3, "is an int, not a function"),
         (partial(plain, 1), "is a partial, not a function"),
         (dated, "the type hint of day has date, which no JSON is"),
     ],

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swift_r1.errors import a_kind
+
 _NAMES = ("python", "python3", "py")
 _BLOCK = re.compile(rf"```(?:{'|'.join(_NAMES)})[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _SCRIPT, _FUNCTION = ("stdin_stdout", "stdin"), ("function_call", "functional")
@@ -42,7 +44,7 @@ def cases_of(tests: Any) -> list[Case]:
     if isinstance(tests, list):
         tests = {"test_cases": tests}
     if not isinstance(tests, Mapping):
-        raise ValueError(f"the tests of a row are a {type(tests).__name__}, not an object or a list of test cases")
+        raise ValueError(f"the tests of a row are {a_kind(tests)}, not an object or a list of test cases")
     if str(tests.get("language") or "python").lower() not in _NAMES:
         raise ValueError(f"the tests are for {tests['language']}, and the sandbox has only Python")
     cases = _read(tests.get("test_cases"))
