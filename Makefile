@@ -69,7 +69,7 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12), and short tests of every part there
 	@PYTHON="$(PYTHON)" $(ENV) scripts/other_python.sh $(PYTEST_ARGS)
 
-newest: install ## the newest version of each dependency alone, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
+newest: install ## the newest version of each dependency, and what it breaks (hours); NEWEST_ARGS='httpx pyarrow'
 	@$(PY) scripts/newest.py $(NEWEST_ARGS)
 
 fuzz: install ## weight updates for an hour, byte by byte, and 10,000 cases for every route; FUZZ_SECONDS, FUZZ_CASES

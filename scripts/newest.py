@@ -1,4 +1,5 @@
-"""What the newest version of each dependency breaks: each alone, over a .venv with everything else as it is locked.
+"""What the newest version of each dependency breaks: each, with what it asks for itself, over a .venv with everything
+else as it is locked.
 
     python scripts/newest.py                  # those of core, train, cpu, view and agents; hours
     python scripts/newest.py httpx pyarrow    # these
@@ -20,6 +21,7 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +47,15 @@ TESTS_S, INSTALL_S = 1800, 1800
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table. `broken` is a reason, or empty."""
+    """One line of the table. `broken` is a reason, or empty; `also` is what else came along, and which of the locked
+    packages ask for another version."""
 
     name: str
     locked: Version
     newest: Version
     allowed: bool
     broken: str
+    also: tuple[str, ...] = ()
 
 
 def lines(name: str) -> list[str]:
@@ -90,17 +94,21 @@ def last_error(text: str) -> str:
     return next((line for line in every if line.startswith("ERROR")), every[-1] if every else "no output")
 
 
-def broken_by(name: str, version: Version, folder: Path) -> str:
-    """What breaks with this version of a package in the place of the locked one; empty if nothing does."""
+def broken_by(name: str, version: Version, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """What breaks with this version of a package in the place of the locked one, empty if nothing does; and `also` of
+    its outcome."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
     python = folder / "bin" / "python"
-    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
-    (Path(paths["purelib"]) / "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    others = folder / "others.txt"
-    others.write_text("".join(f"{one}=={own}\n" for one, own in locked().items() if one != name))
-    done = pip(python, "install", "-q", "--no-build-isolation", "-c", str(others), f"{name}=={version}")
+    purelib = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    Path(purelib, "base.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # pip leaves what is locked where it is, unless this version asks for another one.
+    done = pip(python, "install", "-q", "--no-build-isolation", f"{name}=={version}")
     if done.returncode:
-        return f"cannot be installed beside the others: {conflict(done.stdout + done.stderr)}"
+        return f"cannot be installed: {last_error(done.stderr)}", ()
+    came = [
+        f"with {one.name} {one.version}" for one in distributions(path=[purelib]) if canonicalize_name(one.name) != name
+    ]
+    also = (*came, *objections(done.stderr))
     command = [
         str(python),
         "-m",
@@ -120,24 +128,24 @@ def broken_by(name: str, version: Version, folder: Path) -> str:
             [*command, *TESTS], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=TESTS_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"the tests did not end within {TESTS_S} s"
+        return f"the tests did not end within {TESTS_S} s", also
     if ran.returncode == 0:
-        return ""
+        return "", also
     failed = [line for line in ran.stdout.splitlines() if re.match(r"(FAILED|ERROR) ", line)]
-    return failed[0] if failed else last_error(ran.stderr or ran.stdout)
+    return failed[0] if failed else last_error(ran.stderr or ran.stdout), also
 
 
-def conflict(text: str) -> str:
-    """The lines in which pip's resolver says who wants what."""
-    said = [line.strip() for line in text.splitlines() if re.match(r"\s+\S+ .*depends on|\s+The user requested", line)]
-    return "; ".join(said[:2]) or last_error(text)
+def objections(text: str) -> list[str]:
+    """Which packages that are there ask for another version than pip has installed, as it says itself."""
+    return re.findall(r"^(\S+ \S+ requires .+), but you have ", text, re.MULTILINE)
 
 
 def table(outcomes: list[Outcome], markdown: bool) -> str:
     rows = [("package", "locked", "newest", "in its range", "outcome")]
     for one in outcomes:
         said = one.broken or ("as before" if one.newest > one.locked else "is locked")
-        rows.append((one.name, str(one.locked), str(one.newest), "yes" if one.allowed else "no", said))
+        allowed = "yes" if one.allowed else "no"
+        rows.append((one.name, str(one.locked), str(one.newest), allowed, "; ".join((said, *one.also))))
     if markdown:
         cells = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
         return "\n".join(f"| {row} |" for row in [cells[0], "|".join(["---"] * len(rows[0])), *cells[1:]])
@@ -161,10 +169,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 newest = newest_of(name)
-                broken = broken_by(name, newest, Path(folder)) if newest > pins[name] else ""
+                broken, also = broken_by(name, newest, Path(folder)) if newest > pins[name] else ("", ())
             except (ValueError, subprocess.SubprocessError) as error:
-                newest, broken = pins[name], str(error)
-        outcomes.append(Outcome(name, pins[name], newest, newest in known[name].specifier, broken))
+                newest, broken, also = pins[name], str(error), ()
+        outcomes.append(Outcome(name, pins[name], newest, newest in known[name].specifier, broken, also))
         print(table(outcomes[-1:], False).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(outcomes, words.markdown))
     return int(any(one.broken and one.allowed for one in outcomes))

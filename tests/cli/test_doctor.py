@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -65,6 +66,18 @@ def test_what_vllm_is_linked_with_is_named() -> None:
     assert missing_for_vllm() is None
     missing = missing_for_vllm("libnothing.so.1")
     assert missing is not None and "libnothing.so.1" in missing and "apt-get install libnuma1" in missing
+
+
+@pytest.mark.parametrize("minor, fault", [("2.12", True), ("2.13", False)])
+def test_the_torch_that_vllm_was_built_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minor: str, fault: bool
+) -> None:
+    folder = tmp_path / "torch-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Name: torch\nVersion: {minor}.9+cu130\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = r"vllm(-cpu)? \S+ needs torch 2\.13, and 2\.12\.9\+cu130 is installed: pip install torch==2\.13\.0"
+    assert re.fullmatch(said if fault else "None", str(missing_for_vllm()))
 
 
 def test_allocators(tmp_path: Path) -> None:

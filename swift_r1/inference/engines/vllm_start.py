@@ -30,11 +30,11 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     """Loads the model into new engine processes, one copy after another; see `start_engine`."""
+    if missing := missing_for_vllm():
+        raise UsageError(missing)
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
-    if missing := missing_for_vllm():
-        raise UsageError(missing)
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
