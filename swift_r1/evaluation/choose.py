@@ -13,7 +13,7 @@ from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
 from swift_r1.evaluation.endpoint import EndpointEngine, http_options
 from swift_r1.evaluation.engine import EvalEngine, LocalEngine
 from swift_r1.evaluation.server import OwnServerEngine, ServerEngine
-from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.client import RolloutClient, other_key
 
 _LOOK_S = 10.0
 _PAUSE_S = 0.5
@@ -77,7 +77,7 @@ def _is_rollout_server(args: EvalArguments) -> bool:
     # Ours says what is wrong in one sentence; OpenAI's protocol has an object there, and no such path.
     ours = isinstance(content.get("error"), str)
     if ours and answer.status_code == 401:
-        raise UsageError(f"the rollout server at {args.base_url} wants another API key (--api_key)")
+        raise UsageError(other_key(f"the rollout server at {args.base_url}", bool(args.api_key)))
     return ours and answer.status_code == 503
 
 

@@ -20,6 +20,7 @@ from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, Written, evaluation_seeds
+from swift_r1.wire.client import other_key
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -186,7 +187,7 @@ class EndpointEngine(EvalEngine):
         if response.status_code != 200:
             cause = f"{response.status_code} {_sentence(response)}"
             if response.status_code in (401, 403):
-                raise UsageError(f"{url} wants another API key (--api_key): {cause}")
+                raise UsageError(f"{other_key(url, bool(self._args.api_key))}: {cause}")
             raise UsageError(f"{url}/v1/models: {cause}: is it an endpoint of OpenAI's protocol?")
         try:
             return [str(one["id"]) for one in self._json(response)["data"]]

@@ -296,13 +296,18 @@ class RolloutClient:
         except httpx.HTTPError as error:
             return f"no answer ({one_line(error)})"
         if response.status_code == 401:
-            raise UsageError(f"the rollout server at {self.base_url} wants another API key (--api_key)")
+            raise UsageError(other_key(f"the rollout server at {self.base_url}", bool(self._options["headers"])))
         return None if response.status_code == 200 else _why(response)
 
     def _unreachable(self, error: httpx.HTTPError, waited_for: str) -> ServerUnreachable:
         return ServerUnreachable(
             f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {one_line(error)}"
         )
+
+
+def other_key(address: str, given: bool) -> str:
+    """What is said of a 401, to who has given a key and who has not."""
+    return f"{address} wants {'another' if given else 'an'} API key: put it into SWIFT_API_KEY, or give --api_key"
 
 
 def _why(response: httpx.Response) -> str:

@@ -193,6 +193,9 @@ def _refused(place: Place, model: Path, url: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SWIFT_API_KEY", wrong)
     assert place.run("wrong", "rlhf", forked=True, **flags, output_dir="wrong") == 2, place.said("wrong")
     assert "wants another API key" in place.said("wrong")
+    monkeypatch.delenv("SWIFT_API_KEY")
+    assert place.run("keyless", "rlhf", forked=True, **flags, output_dir="keyless") == 2, place.said("keyless")
+    assert "wants an API key: put it into SWIFT_API_KEY" in place.said("keyless")
     asked = {"benchmarks": "counting#2", "reward_func": "tells", "external_plugins": PLUGIN, "output_dir": "evaluated"}
     assert place.run("eval-wrong", "eval", forked=True, model=url, **asked) == 2
     monkeypatch.setenv("SWIFT_API_KEY", planted.secret("SWIFT_API_KEY"))
