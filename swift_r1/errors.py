@@ -112,7 +112,7 @@ def read_yaml(text: str) -> Any:
     keeps the last."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types here
         def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
             node: yaml.MappingNode = super().compose_mapping_node(anchor)
             seen: set[str] = set()
