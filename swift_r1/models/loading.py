@@ -75,10 +75,11 @@ def load_model(
             compute = getattr(torch, dtype) if dtype else transformers_config(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
-        model: PreTrainedModel
-        model, found = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    found: dict[str, Any] = loaded[1]
     lacking = sorted(found["missing_keys"]) + sorted(name for name, *_ in found["mismatched_keys"])
     if lacking:  # transformers makes them up
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
