@@ -10,7 +10,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -111,6 +111,24 @@ def one_line(error: BaseException, longest: int = 300) -> str:
         parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
         return "; ".join(parts)[:longest]
     return _message(error, longest) or type(error).__name__
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML text holds. Raises yaml.YAMLError, also for a key that stands twice in one mapping, of which PyYAML
+    keeps the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types here
+        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
+            seen: set[str] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+            return node
+
+    return yaml.load(text, Loader)
 
 
 def yaml_fault(error: Exception) -> str:

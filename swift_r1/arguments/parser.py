@@ -27,7 +27,7 @@ from swift_r1.arguments.fields import (
 )
 from swift_r1.arguments.meanings import MEANINGS, Meaning
 from swift_r1.arguments.world import ProcessArguments, World
-from swift_r1.errors import UsageError, yaml_fault
+from swift_r1.errors import UsageError, read_yaml, yaml_fault
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
 _NAMED_FLAG = re.compile(r"--(\w+)")
@@ -145,9 +145,11 @@ def parse_arguments(
     may_have_config = bool(argv) and not is_flag(argv[0]) and not positional
     has_config = may_have_config and argv[0].lower().endswith(CONFIG_SUFFIXES)
     _read(flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
-    if has_config:
-        entries = _load_config(argv[0], reading.faults).items()
-        _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
+    entries = _load_config(argv[0], reading.faults) if has_config else None
+    if entries is not None:
+        _read(((str(key), value) for key, value in entries.items()), from_config, reading, argv[0])
+    elif may_have_config:  # what is missing may stand in the file that was meant
+        raise UsageError(*reading.faults)
     recorded = recorded or {}
     known = {*reading.values, *reading.faulty, *recorded}
     for spec in flag_specs(cls).values():
@@ -228,20 +230,21 @@ def _spelling(written: str) -> str:
     return written.lstrip("-").replace("-", "_")
 
 
-def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
+def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
+    """None where it cannot be read, which is a fault."""
     import yaml
 
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        loaded = read_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         faults.append(f"config file {path}: {error.strerror or error}")
-        return {}
+        return None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         faults.append(f"config file {path}: not valid YAML ({yaml_fault(error)})")
-        return {}
+        return None
     if loaded is not None and not isinstance(loaded, dict):
         faults.append(f"config file {path}: must hold lines like `learning_rate: 1e-6`")
-        return {}
+        return None
     return loaded or {}
 
 

@@ -113,7 +113,25 @@ def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         missing.append("a tokenizer (tokenizer.json)")
     if missing:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
+    cut = [file.name for file in sorted(path.glob("*.safetensors")) if not _is_whole(file)]
+    if cut:
+        return [f"{flag} {model}: {', '.join(cut)} cut short, or no safetensors: copy or download again"]
     return _config_faults(model, path, flag, spread)
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a safetensors file is as long as its header says. One that cannot be opened is left to the loader."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(length)) if length <= size - 8 else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except OSError:
+        return True
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return False
+    return size == 8 + length + max(ends, default=0)
 
 
 def _hub_faults(model: str, environ: Mapping[str, str], flag: str, spread: int) -> list[str]:

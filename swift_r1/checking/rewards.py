@@ -118,7 +118,8 @@ def try_rewards(
     golds: Sequence[str | None],
     prefix: str = "",
 ) -> list[RewardReport]:
-    """Calls each reward with one group per row, twice, and with a hostile group.
+    """Calls each reward with one group per row, twice, and with a hostile group; one that cannot score any completion
+    of the first row only with that row's, since each call may take its whole time limit.
 
     Args:
         rows: preprocessed rows, at least one.
@@ -131,22 +132,34 @@ def try_rewards(
     batch = made_up_batch(rows, groups, args.max_completion_length, prefix)
     load = partial(load_plugins, args.external_plugins)
     with RewardPool(args, names, load) as pool:
-        first, second = pool.score(batch), pool.score(batch)
+        tried = pool.score(made_up_batch(rows[:1], groups[:1], args.max_completion_length, prefix))
+        working = [column.name for column in tried if len(column.invalid) < len(groups[0])]
+        first, second = (_score(pool, batch, working) for _ in range(2))
     dangerous = made_up_batch(rows[:1], [_HOSTILE], args.max_completion_length, prefix)
     kinds = [kind for group in groups for kind in group]
-    reports = []
+    reports = {
+        column.name: _report(column, column, None, list(groups[0]), 1000 * column.seconds)
+        for column in tried
+        if column.name not in working
+    }
     for column, again in zip(first, second, strict=True):
         seconds = column.seconds / len(groups)
         limit = min(args.reward_timeout, max(_HOSTILE_SECONDS, 5 * seconds))
         limited = replace(args, reward_timeout=limit, reward_num_workers=1)
         with RewardPool(limited, [column.name], load) as pool:
             (hurt,) = pool.score(dangerous)
-        reports.append(_report(column, again, hurt, kinds, 1000 * seconds))
-    return reports
+        reports[column.name] = _report(column, again, hurt, kinds, 1000 * seconds)
+    return [reports[name] for name in names]
+
+
+def _score(pool: RewardPool, batch: RewardBatch, names: Sequence[str]) -> list[RewardColumn]:
+    calls = pool.open(batch.trainer_state, names)
+    calls.add(0, batch)
+    return calls.result()[1]
 
 
 def _report(
-    column: RewardColumn, again: RewardColumn, hurt: RewardColumn, kinds: Sequence[str], milliseconds: float
+    column: RewardColumn, again: RewardColumn, hurt: RewardColumn | None, kinds: Sequence[str], milliseconds: float
 ) -> RewardReport:
     values = _by_kind(column, kinds)
     problems = [f"{kind}: {cause}" for kind, cause in _causes(column, kinds).items()]
@@ -155,13 +168,14 @@ def _report(
         problems.append("no opinion on any completion")
     if any(_differ(one, other) for one, other in zip(column.values, again.values, strict=True)):
         problems.append("not deterministic: the same completions got other values the second time")
-    causes = _causes(hurt, list(_HOSTILE))
-    if _EVERY not in causes:  # else said above already
-        problems += [f"{kind} (hostile): {cause}" for kind, cause in causes.items() if kind != WRONG]
+    hostile = {} if hurt is None else _causes(hurt, list(_HOSTILE))
+    if _EVERY not in hostile:  # else said above already
+        problems += [f"{kind} (hostile): {cause}" for kind, cause in hostile.items() if kind != WRONG]
     tells = _tells_right(values)
     if tells is False:
         problems.append("does not give a right answer more than a wrong one")
-    values |= {kind: found for kind, found in _by_kind(hurt, list(_HOSTILE)).items() if kind not in values}
+    if hurt is not None:
+        values |= {kind: found for kind, found in _by_kind(hurt, list(_HOSTILE)).items() if kind not in values}
     return RewardReport(column.name, not broken, tuple(problems), values, milliseconds, tells)
 
 

@@ -12,7 +12,7 @@ from swift_r1.arguments.estimate import EstimateArguments
 from swift_r1.arguments.fields import as_words, spellings
 from swift_r1.arguments.parser import CONFIG_SUFFIXES, parse_arguments
 from swift_r1.arguments.world import World
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, UsageError, read_yaml
 
 if TYPE_CHECKING:
     from swift_r1.launch.cluster.run_file import RunFile
@@ -92,7 +92,7 @@ def _run_file(words: Sequence[str]) -> RunFile | None:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(words[0]).read_text(encoding="utf-8"))
+        content = read_yaml(Path(words[0]).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None  # the parser says what is wrong with it
     if not isinstance(content, dict) or not {"roles", "rlhf"}.intersection(content):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError, no_such, yaml_fault
+from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
 
 GB, TB, TFLOP = 1e9, 1e12, 1e12
 
@@ -82,7 +82,7 @@ def _read(path: Path) -> Chip:
     import yaml
 
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--chip {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -63,12 +63,23 @@ def round_of(args: RlhfArguments, lengths: Lengths) -> Round:
         group=args.num_generations,
         prompt_tokens=prompt,
         completion_tokens=completion,
-        longest=args.max_completion_length,
+        longest=_longest(args, lengths.quantiles),
         updates=max(1, completions // args.completions_per_step) * args.num_iterations,
         iterations=args.num_iterations,
         shares_prompts=shares,
         recorded=lengths.quantiles,
     )
+
+
+def _longest(args: RlhfArguments, recorded: Sequence[float]) -> int:
+    """Tokens of a completion at most: `--max_completion_length`, or with several turns, which each may have as many,
+    those of the longest that was recorded."""
+    return max(args.max_completion_length, *map(int, recorded if takes_turns(args) else ()), 0)
+
+
+def takes_turns(args: RlhfArguments) -> bool:
+    """A completion is a conversation."""
+    return args.plays_agent or args.multi_turn_scheduler is not None
 
 
 def job_of(
@@ -81,7 +92,7 @@ def job_of(
 ) -> Job:
     """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
     known = lengths or Lengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
-    completion = min(args.mean_completion_length or known.completion, float(args.max_completion_length))
+    completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
     known = Lengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
     model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.estimate.job import takes_turns
 from swift_r1.estimate.layout import Estimate
 from swift_r1.estimate.roles import Job
 from swift_r1.estimate.split import Split
@@ -89,10 +90,14 @@ def assumptions(job: Job) -> list[str]:
     left_out = (
         [] if use.reward_seconds else ["not estimated: the time of rewards (--measured RUN_FOLDER takes the run's)"]
     )
-    if (job.args.plays_agent or job.args.multi_turn_scheduler) and not round_.recorded:
+    if takes_turns(job.args):
         left_out.append(
-            "not estimated: several turns, agents and environments; a completion is counted as one answer of the model "
-            "(--measured RUN_FOLDER takes the run's lengths)"
+            "not estimated: several turns, agents and environments; a completion is counted as one answer of the model"
+            + (
+                ", with what tools and environments wrote in it"
+                if round_.recorded
+                else " (--measured RUN_FOLDER takes the run's lengths)"
+            )
         )
     return [
         f"a round: {round_.prompts} prompts of {round_.prompt_tokens:,.0f} tokens x {round_.group} completions of "

@@ -132,6 +132,12 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
         )
 
 
+_LOOK = {
+    "agent_reward": "it is what the agent returns; of an environment `swift check --env` plays episodes",
+    "gym_reward": "it is what the environment of --gym_env returns",
+}
+
+
 def _about_the_task(found: Outlook) -> Iterator[Change]:
     task, constant = found.rewards[0], [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
@@ -149,7 +155,8 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
             f"{one.name} gave {one.largest:g} to every completion"
             if one.least == one.largest
             else f"{one.name} had no opinion on any completion",
-            "look whether it can give anything else: `swift check --gold` calls it with a right answer"
+            "look whether it can give anything else: "
+            + _LOOK.get(one.name, "`swift check --gold` calls it with a right answer")
             + ("; if it can, easier rows or a stronger model" if one is task and not found.passes.value else ""),
         )
     unsolved = found.share_of_prompts("none")

@@ -34,11 +34,15 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first, *others = error.errors()
-        # "body", 12 is pydantic's way to say: no JSON at byte 12.
-        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
-        more = f" (and {len(others)} more)" if others else ""
-        sentence = f"{where or 'body'}: {first['msg']}{more}"
+        found = error.errors()
+        first = max(
+            found, key=lambda one: len(one["loc"])
+        )  # of a value that fits no type, the type that it is nearest to
+        if first["type"] == "json_invalid":  # its place is a byte
+            where, sentence = "", f"the body is no JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
+        else:
+            where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
+            sentence = f"{where or 'body'}: {first['msg']}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
         return error_answer(422, sentence, path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)

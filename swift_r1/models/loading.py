@@ -66,8 +66,8 @@ def load_model(
 ) -> PreTrainedModel:
     """The causal LM in `path` (which `flag` names), in `dtype` (None: as its config says), with `lora`'s adapters over
     weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
-    the config's). Raises UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights
-    to freeze."""
+    the config's). Raises UsageError: if transformers cannot load it, it lacks weights, or it has none of the modules to
+    adapt or weights to freeze."""
     from transformers import AutoModelForCausalLM
 
     more: dict[str, Any] = {"attn_implementation": attention}
@@ -75,9 +75,19 @@ def load_model(
         if quantization is not None:
             compute = getattr(torch, dtype) if dtype else transformers_config(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
+        more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    found: dict[str, Any] = loaded[1]
+    lacking = sorted(found["missing_keys"]) + sorted(name for name, *_ in found["mismatched_keys"])
+    if lacking:  # transformers makes them up
+        others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise UsageError(
+            f"cannot load {flag} {path}: its weights lack {lacking[0]}{others}, or have other sizes: "
+            "does its config.json belong to them?"
+        )
     if quantization is not None:
         for module in model.modules():
             # On a CPU bitsandbytes would repack the weights for good when the model generates.

@@ -58,10 +58,13 @@ class ModelShape:
 @cache
 def transformers_config(model: str) -> Any:
     """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
-    Raises OSError, ValueError or KeyError: transformers cannot read it."""
+    Raises UsageError: transformers cannot read it, or does not know the architecture."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot load the config of {model}: {one_line(error)}") from error
 
 
 def shape_of(model: str) -> ModelShape:

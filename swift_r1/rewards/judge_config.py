@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from swift_r1.arguments.fields import keys_in
-from swift_r1.errors import UsageError, yaml_fault
+from swift_r1.errors import UsageError, read_yaml, yaml_fault
 
 KEY_VARIABLE = "SWIFT_JUDGE_API_KEY"
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -142,7 +142,7 @@ def read_judge(value: str) -> JudgeConfig:
 
     where = "--judge" if value.lstrip().startswith("{") else f"--judge {value}"
     try:
-        content = yaml.safe_load(value if where == "--judge" else Path(value).expanduser().read_text(encoding="utf-8"))
+        content = read_yaml(value if where == "--judge" else Path(value).expanduser().read_text(encoding="utf-8"))
         return JudgeConfig.model_validate(content)
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error

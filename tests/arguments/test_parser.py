@@ -170,8 +170,33 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
     config.write_text("a: [\n")
     with pytest.raises(UsageError, match=r"not valid YAML .* in line 2"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
-    with pytest.raises(UsageError, match="No such file"):
-        parse_arguments(RlhfArguments, ["gone.yaml", *BASE], {})
+    config.write_text("beta: 0\nlora_rank: 4\nbeta: 0.1\n")
+    with pytest.raises(UsageError, match="beta stands twice in line 3"):
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
+    config.write_text("_: &a {beta: 0.1}\n<<: *a\nbeta: 0.2\n")  # a key may replace one that `<<` adds
+    with pytest.raises(UsageError, match="unknown flag --_"):
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("\tmodel: m\n", "not valid YAML (found character '\\t' that cannot start any token in line 1)"),
+        ("- model\n", "must hold lines like `learning_rate: 1e-6`"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_the_one_fault(content: str | None, said: str, tmp_path: Path) -> None:
+    """What is missing then stands in the file, and is not asked for."""
+    config = tmp_path / "grpo.yaml"
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(RlhfArguments, [str(config)], {})
+    assert caught.value.faults == (f"config file {config}: {said}",)
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(RlhfArguments, ["grpo.yml.txt", "--betta", "1"], {})
+    assert [text[:20] for text in caught.value.faults] == ["'grpo.yml.txt' stand", "unknown flag --betta"]
 
 
 def test_arguments_survive_the_way_to_the_worker() -> None:

@@ -55,8 +55,9 @@ def model(tmp_path: Path) -> Path:
     """A folder that looks like a model; nothing here may come so far as to load it."""
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json"):
         (folder / name).write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no weights
     return folder
 
 

@@ -70,6 +70,12 @@ def raises(completions, **kwargs):
     return [1 / 0 for text in completions]
 
 
+def stuck(completions, **kwargs):
+    with open("stuck.txt", "a") as calls:
+        calls.write("called\\n")
+    time.sleep(3600)
+
+
 orms |= {
     "right": Right,
     "evaluates": evaluates,
@@ -80,6 +86,7 @@ orms |= {
     "moody": lambda completions, **kwargs: [random.random() for _ in completions],
     "silent": lambda completions, **kwargs: [None] * len(completions),
     "slow": lambda completions, **kwargs: time.sleep(3600),
+    "stuck": stuck,
     "leaves": lambda completions, **kwargs: os._exit(3),
     "needs": lambda completions, colour, **kwargs: [1.0] * len(completions),
 }
@@ -319,6 +326,15 @@ def test_rlhf_starts_with_it(plugin: Path) -> None:
     assert len(faults) == 2
     assert "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError" in faults[0]
     assert "--reward_funcs one_value fails on every made-up completion" in faults[1]
+
+
+def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:
+    """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
+    words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
+    stuck, right = check(plugin.parent, *words, code=2)["rewards"]
+    assert stuck["problems"][0].startswith("every completion: no answer within") and not stuck["ok"]
+    assert right["ok"] and right["values"]["right"] == [1.0, 1.0]
+    assert 1 <= (plugin.parent / "stuck.txt").read_text().count("called") <= 6
 
 
 @pytest.mark.parametrize("name", ["right", "slow", "leaves"])

@@ -215,6 +215,20 @@ def test_a_recorded_run_of_other_ranks_and_servers_than_its_flags(tmp_path: Path
     assert (layout.ranks, layout.replicas) == (2, 3)
 
 
+def test_recorded_episodes_are_longer_than_a_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--max_completion_length` is each turn's: the recorded 50 tokens are not cut to 8."""
+    model = folder_of(SMALL | {"dtype": "float32"}, tmp_path / "small")
+    folder = recorded(tmp_path / "run", model, False, {"generate": 1.0, "train": 1.0, "push": 1.0})
+    words = ["estimate", "--model", str(model), "--max_completion_length", "8", "--measured", str(folder)]
+    assert main([*words, "--env", "gymnasium:Taxi-v4"]) == 0
+    said = capsys.readouterr().out
+    assert "completions of 50 (at most 50; lengths as recorded)" in said
+    assert "not estimated: several turns" in said and "what tools and environments wrote" in said
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "completions of 8 (at most 8; lengths as recorded)" in said and "several turns" not in said
+
+
 def test_a_run_that_was_too_short(tmp_path: Path) -> None:
     model = folder_of(SMALL | {"dtype": "float32"}, tmp_path / "small")
     folder = recorded(tmp_path / "run", model, False, {"generate": 1.0, "train": 1.0, "push": 1.0})

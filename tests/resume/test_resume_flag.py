@@ -175,7 +175,7 @@ def test_an_open_round_of_an_older_version_is_refused(runs, copy):
 
 def test_a_missing_checkpoint_is_named(runs, copy):
     ended = runs.run(copy, resume_from_checkpoint=copy / "checkpoint-9", **SETTINGS)
-    assert ended.code == 2 and "checkpoint-9: manifest.json is missing" in ended.said
+    assert ended.code == 2 and "checkpoint-9: there is no such folder" in ended.said
 
 
 def test_a_run_elsewhere_is_refused(runs, copy, tmp_path):

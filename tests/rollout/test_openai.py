@@ -157,6 +157,11 @@ def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., st
         ({"max_tokens": 5000}, openai.BadRequestError, "is too long"),
         ({"n": 100_000}, openai.BadRequestError, "n = 100000"),
         ({"messages": []}, openai.BadRequestError, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            openai.BadRequestError,
+            ".0.type: Input should be 'text'",
+        ),
         ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
         ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of: Extra inputs are not permitted"),
         (

@@ -14,7 +14,7 @@ from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.errors import UsageError, no_such, yaml_fault
+from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
 from swift_r1.launch.cluster.engines import ENGINES
 
 TRAIN, ROLLOUT = "train", "rollout"
@@ -154,7 +154,7 @@ def _judge(value: Any) -> dict[str, Any]:
 
     try:
         text = value if isinstance(value, dict) or value.lstrip().startswith("{") else Path(value).read_text()
-        content = text if isinstance(text, dict) else yaml.safe_load(text)
+        content = text if isinstance(text, dict) else read_yaml(text)
     except (OSError, yaml.YAMLError, AttributeError) as error:
         raise UsageError(f"judge: {yaml_fault(error) if isinstance(error, yaml.YAMLError) else error}") from error
     if not isinstance(content, dict):
@@ -166,7 +166,7 @@ def _load(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

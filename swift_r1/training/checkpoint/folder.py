@@ -95,7 +95,7 @@ def fault_of(checkpoint: Path) -> str | None:
             if digest != entry["sha256"]:
                 return f"{name} is not what was written: its hash differs"
     except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
+        return f"{Path(error.filename).name} is missing" if checkpoint.is_dir() else "there is no such folder"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):

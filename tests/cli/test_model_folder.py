@@ -1,0 +1,59 @@
+"""Model folders that were copied in part, or put together of two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from swift_r1.checking.model_folder import model_faults
+from swift_r1.errors import UsageError
+from swift_r1.models.loading import load_model
+from swift_r1.models.shape import transformers_config
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def reconfigure(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize("kept", [0, 7, 1000, -1])
+def test_weights_cut_short(folder: Path, kept: int) -> None:
+    assert model_faults(str(folder), {}) == []
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    [fault] = model_faults(str(folder), {})
+    assert fault.endswith("model.safetensors cut short, or no safetensors: copy or download again")
+
+
+def test_a_pointer_of_git_lfs(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 328800\n")
+    assert "no safetensors" in model_faults(str(folder), {})[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "k_proj.bias and 5 more"),
+        ({"num_hidden_layers": 3}, r"lack model.layers.2.\S* and 8 more"),
+        ({"intermediate_size": 256}, r"mlp.down_proj.weight and 5 more, or have other sizes"),
+    ],
+)
+def test_weights_of_another_config(folder: Path, fields: dict[str, object], said: str) -> None:
+    """transformers makes up what is missing."""
+    reconfigure(folder, **fields)
+    with pytest.raises(UsageError, match=said):
+        load_model(str(folder), None, gradient_checkpointing=False)
+
+
+def test_an_unknown_architecture(folder: Path) -> None:
+    reconfigure(folder, model_type="foo")
+    with pytest.raises(UsageError, match=r"cannot load the config of .* model type `foo`"):
+        transformers_config(str(folder))
