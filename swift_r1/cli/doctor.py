@@ -60,7 +60,7 @@ def run(words: Sequence[str]) -> int:
         print(finding.line(), flush=True)
         states.append(finding.state)
     broken, warnings = states.count("broken"), states.count("warning")
-    print(f"{len(states) - broken - warnings} ok, {warnings} warning{"s" * (warnings != 1)}, {broken} broken")
+    print(f"{len(states) - broken - warnings} ok, {warnings} warning{'s' * (warnings != 1)}, {broken} broken")
     return EXIT_USAGE if broken else EXIT_OK
 
 
