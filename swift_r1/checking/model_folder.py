@@ -14,6 +14,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _NOT_TEXT = ("vision_config", "audio_config", "speech_config")
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
+_LONGEST_HEADER = 100_000_000  # bytes; safetensors reads no longer one
 
 
 def is_local(model: str) -> bool:
@@ -125,7 +126,7 @@ def _is_whole(file: Path) -> bool:
         size = file.stat().st_size
         with file.open("rb") as content:
             length = int.from_bytes(content.read(8), "little")
-            header = json.loads(content.read(length)) if length <= size - 8 else {}
+            header = json.loads(content.read(length)) if length <= min(size - 8, _LONGEST_HEADER) else {}
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     except OSError:
         return True
