@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
+import logging
 import os
 import re
 from multiprocessing import get_context
@@ -239,3 +241,16 @@ def test_a_pool_knows_its_workers_by_process_number() -> None:
     """Else the tests of the pool see nothing (tests/rewards/test_reward_pool.py)."""
     with ProcessPool(max_workers=1, context=get_context("fork")) as pool:
         assert pool.schedule(os.getpid).result(30) in pool._pool_manager.worker_manager.workers
+
+
+def test_vllms_false_alarm_is_left_out_of_the_log() -> None:
+    """A warning at each update that weights failed to load (inference/engines/vllm_worker.py)."""
+    name, warning = "vllm.model_executor.model_loader.reload.layerwise", "%s: Failed to load weights"
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], *name.split(".")[1:]).with_suffix(".py").read_text()
+    assert "logger = init_logger(__name__)" in source and f'logger.warning("{warning}"' in source
+    importlib.import_module("swift_r1.inference.engines.vllm_worker")
+    logger = logging.getLogger(name)
+    said = [logger.makeRecord(name, logging.WARNING, "", 0, text, ("Layer",), None) for text in (warning, "%s: else")]
+    assert [bool(logger.filter(one)) for one in said] == [False, True]

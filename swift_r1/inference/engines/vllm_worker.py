@@ -14,6 +14,11 @@ from swift_r1.weights import device_memory
 from swift_r1.wire.protocol import DeviceMemory
 
 logger = logging.getLogger("swift_r1.inference.worker")
+# vLLM says so at every update of layers that have no weights of their own: tied output heads, rotary tables. Whether a
+# parameter got no value `_Update.finish` finds out.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(
+    lambda record: "Failed to load weights" not in str(record.msg)
+)
 
 
 class SwiftWorker:
