@@ -111,7 +111,7 @@ def load_critic(
     from transformers import AutoModelForSequenceClassification
 
     try:
-        config: Any = transformers_config(path)
+        config: Any = transformers_config(path, "the critic from")
         trained_head = has_value_head(config)
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
@@ -137,7 +137,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     try:
-        if classifies := has_value_head(transformers_config(path)):
+        if classifies := has_value_head(transformers_config(path, "--reward_model")):
             model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             from huggingface_hub import snapshot_download

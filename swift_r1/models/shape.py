@@ -56,15 +56,15 @@ class ModelShape:
 
 
 @cache
-def transformers_config(model: str) -> Any:
+def transformers_config(model: str, what: str = "the config of") -> Any:
     """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
-    Raises UsageError: transformers cannot read it, or does not know the architecture."""
+    Raises UsageError, naming `what` cannot be loaded: transformers cannot read it, or does not know the architecture."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load the config of {model}: {one_line(error)}") from error
+        raise UsageError(f"cannot load {what} {model}: {one_line(error)}") from error
 
 
 def shape_of(model: str) -> ModelShape:

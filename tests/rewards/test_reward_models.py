@@ -247,7 +247,7 @@ def test_faults_that_names_and_configs_tell(scorer: Path, tiny_model: Path, tmp_
     assert "--reward_template qwen" in faults([scorer], reward_template=["qwen"])[0]
     assert "a reward function has the name format too" in faults([save_scorer(tmp_path / "format")])[0]
     about = RewardModel("x", str(tmp_path), "default", None, None)
-    with pytest.raises(UsageError, match=r"cannot load the config of .*Unrecognized model"):
+    with pytest.raises(UsageError, match="cannot load --reward_model"):
         ModelReward(about, None, torch.device("cpu"), False)
 
 
