@@ -18,7 +18,6 @@ from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numb
 Mode = Literal["server", "colocate", "embedded"]
 
 WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
-DEFAULT_MAX_NUM_SEQS = 128  # vLLM's, as `swift rollout` starts it
 _CONTEXT = 0.6 * GIB  # CUDA, and the libraries in a process
 _ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
 _EMBEDDED_CACHE = 2 * GIB  # inference/engines/transformers.py
@@ -60,7 +59,7 @@ class Job:
     per_node: int
     critic: Model | None = None
     share: float = 0.9
-    most: int = DEFAULT_MAX_NUM_SEQS
+    most: int = 128
     cache_width: float | None = None
     server_chip: Chip | None = None
     others: tuple[ServerRole, ...] = ()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 WeightBucket = Sequence[tuple[str, Tensor]]  # whole tensors in the policy's dtype under their Hugging Face names
 
 BUCKET_BYTES = 64 * 2**20
+DEVICE_BUCKET_BYTES = 512 * 2**20
+"""Of a bucket that stays on the device: each costs an answer of the engine, beside which the copy is nothing."""
 
 
 class Backend(ABC):
@@ -123,7 +125,7 @@ class Backend(ABC):
         self.weights.come_back()
         device = torch.device("cpu") if on_host else self.device
         pinned = on_host and self.device.type == "cuda"  # where torch puts copies that it does not wait for
-        for number, bucket in enumerate(weight_groups(weights)):
+        for number, bucket in enumerate(weight_groups(weights, BUCKET_BYTES if on_host else DEVICE_BUCKET_BYTES)):
             if self.partitioned:
                 self.ranks.barrier()  # whoever has a bucket may take long over it
             whole = []
@@ -257,9 +259,9 @@ def states_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
         yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
 
 
-def weight_groups(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
-    """Buckets of at most 64 MiB."""
-    return bucketed(weights, lambda weight: weight.nbytes, BUCKET_BYTES)
+def weight_groups(weights: Sequence[Weight], at_most: int = BUCKET_BYTES) -> Iterator[list[Weight]]:
+    """Yields buckets of `at_most` bytes, or of one larger weight."""
+    return bucketed(weights, lambda weight: weight.nbytes, at_most)
 
 
 class FrozenReference:
