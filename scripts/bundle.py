@@ -1,4 +1,4 @@
-"""`make bundle`: an archive for a machine with an NVIDIA GPU and without a network (docs/install.md, "Without a network").
+"""`make bundle`: an archive for a machine with an NVIDIA GPU and no network (docs/install.md, "Without a network").
 
     python3 scripts/bundle.py --python 3.12 --torch 2.11 --arch sm_90
     python3 scripts/bundle.py --have have.txt     # what `python3 -m pip list --format=freeze` says over there
@@ -105,8 +105,8 @@ def _plain(name: str) -> str:
 
 
 def wheels(pinned: list[str], python: str, folder: Path) -> list[Path]:
-    """Downloads each package's wheel for that Python on x86-64 Linux; DeepSpeed and others without one are built here, which
-    compiles nothing."""
+    """Downloads each package's wheel for that Python on x86-64 Linux; two that have none are built here, which compiles
+    nothing."""
     platforms = ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64"]
     platforms += [f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -141,8 +141,8 @@ def unpack(wheel: Path, site: Path) -> None:
 
 
 def trim(site: Path, torch: str, arch: int) -> None:
-    """Keeps vLLM's code for one architecture, and lets its metadata ask for that machine's torch: its libraries use only
-    libtorch's stable interface."""
+    """Keeps vLLM's code for one architecture. Its libraries use only libtorch's stable interface, so its metadata may ask
+    for that machine's torch."""
     other = "3" if arch != 90 else "2"  # FlashAttention 3 is for Hopper alone, 2 for all
     (site / "vllm" / "vllm_flash_attn" / f"_vllm_fa{other}_C.abi3.so").unlink()
     for library in sorted((site / "vllm").rglob("*.so")):
@@ -155,8 +155,8 @@ def trim(site: Path, torch: str, arch: int) -> None:
 
 
 def superfluous(data: mmap.mmap, arch: int) -> Iterator[Entry]:
-    """Yields the code that a GPU of `arch` never loads: all but its own or, where a kernel has none, the newest PTX that the
-    driver can compile for it."""
+    """Yields the code that a GPU of `arch` never loads: all but its own, or where a kernel has none, all but the newest
+    PTX that the driver can compile for it."""
     for entries in containers(data):
         own = [entry for entry in entries if entry.kind == _CUBIN and entry.sm == arch]
         older = [entry for entry in entries if entry.kind == _PTX and entry.sm <= arch]

@@ -1,0 +1,140 @@
+"""`python scripts/gpu/train.py SHAPE`: the training part of a step, as fast as it runs, and where its time goes.
+
+Steps are timed one after another without waiting for the GPU in between; a further step waits around each part, for
+their shares; a third is recorded by torch's profiler. Then the same with one thing changed at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from chip import shown
+from shapes import DTYPE, REHEARSES, model_folder
+
+from swift_r1.models import logprobs
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+from step_ours import stepper  # noqa: E402
+from step_work import Clock, Work, matmul_rate, peak_bytes, synchronize  # noqa: E402
+
+STEPS = 1 if REHEARSES else 4
+# prompts, completions of each, tokens of a prompt and of a completion
+LONG, SHORT = ((1, 4, 16, 16), (2, 2, 8, 8)) if REHEARSES else ((8, 8, 128, 512), (64, 4, 64, 64))
+
+
+def main() -> None:
+    shape = sys.argv[1]
+    work = made(shape, LONG)
+    step, backend = stepper("ours", work)
+    seconds = timed(step)
+    parameters = sum(weight.numel() for weight in backend.model.parameters())
+    rate = matmul_rate(getattr(torch, DTYPE))
+    shown({"train s": seconds, "tokens/s": tokens(LONG) / seconds, "peak GiB": peak_bytes() / 2**30})
+    shown({"MFU": 6 * parameters * tokens(LONG) / seconds / rate, "matrix TFLOP/s": rate / 1e12})
+    profile(step)
+    shares(step, backend)
+    for name, module, constant, value in variants():
+        with changed(module, constant, value):
+            shown({f"{name}: s": timed(step), f"{name}: peak GiB": peak_bytes() / 2**30})
+    step, _ = stepper("ours", made(shape, SHORT), backend)
+    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(step)})
+
+
+def made(shape: str, sizes: tuple[int, int, int, int]) -> Work:
+    prompts, generations, prompt, new = sizes
+    rng = random.Random(0)
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(100, 500) for _ in range(count)]
+
+    return Work(
+        model=str(model_folder(shape)),
+        dtype=DTYPE,
+        prompt_ids=[some(prompt) for _ in range(prompts)],
+        completion_ids=[some(new) for _ in range(prompts * generations)],
+        generations=generations,
+        new_tokens=new,
+        micro=2 * generations if sizes == LONG else prompts * generations,
+        max_tokens=None,
+        steps=STEPS,
+        generate=False,
+        checkpointing=False,
+    )
+
+
+def tokens(sizes: tuple[int, int, int, int]) -> int:
+    prompts, generations, prompt, new = sizes
+    return prompts * (prompt + generations * new)
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Returns seconds per step, of several after two to warm up."""
+    for _ in range(2):
+        step()
+    synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    synchronize()
+    return (time.perf_counter() - started) / STEPS
+
+
+def shares(step: Callable[[], Any], backend: Any) -> None:
+    clock = Clock()
+    clock.wrap(backend, "logprobs", "forward s")
+    clock.wrap(backend, "backward", "backward s")
+    clock.wrap(backend, "step", "optimizer s")
+    step()
+    shown(clock.take())
+
+
+def profile(step: Callable[[], Any]) -> None:
+    """Prints the kernels that take longest, and the share of the step in which the GPU computes nothing."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    synchronize()
+    started = time.perf_counter()
+    with torch.profiler.profile(activities=activities) as found:
+        step()
+        synchronize()
+    seconds = time.perf_counter() - started
+    by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), flush=True)
+    kernels = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    if kernels:
+        busy = sum(event.device_time_total for event in kernels) / 1e6
+        shown({"kernels per step": len(kernels), "GPU idle share": max(0.0, 1 - busy / seconds)})
+
+
+def variants() -> Iterator[tuple[str, ModuleType, str, Any]]:
+    """Yields what is changed for a measurement: a name, and the constant of a module with its other value."""
+    for mebibytes in (1,) if REHEARSES else (128, 512, 2048):
+        yield f"logits of {mebibytes} MiB", logprobs, "LOGITS_BYTES", mebibytes << 20
+
+
+@contextmanager
+def changed(module: ModuleType, constant: str, value: Any) -> Iterator[None]:
+    before = getattr(module, constant)
+    setattr(module, constant, value)
+    try:
+        yield
+    finally:
+        setattr(module, constant, before)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()
