@@ -30,7 +30,7 @@ def main() -> None:
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
     ranks, clock = Ranks(0, 1, device, None), Clock()
     if "whole-logits" in side:
-        logprobs.LOGITS_BYTES = 2**60
+        logprobs.logits_bytes = lambda _device: 2**60
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
     cut = Batching(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
