@@ -50,6 +50,9 @@ PARTS = (
     _measured("engine-0.5b", "one swift rollout with CUDA graphs: loads, updates, sleep; Qwen2.5-0.5B", 120, *_SERVER),
     _layout("colocate", "vLLM beside the trainer, eager", 45, "vllm"),
     _measured("train-1.5b", "the same, Qwen2.5-1.5B", 40, *_OURS),
+    Part(
+        "kernels", "our Triton kernels against torch's way", ("benchmarks/gpu_kernels.py",), 40, 140, (*_OURS, "triton")
+    ),
     _measured("attention", "attention alone at 4k, 16k and 32k tokens", 15),
     _layout("packing", "rows packed to one length", 25),
     _layout("sleep-2", "engine and trainer take turns; the engine drops its weights", 45, "vllm"),

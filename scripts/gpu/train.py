@@ -20,7 +20,7 @@ import torch
 from chip import shown
 from shapes import DTYPE, REHEARSES, model_folder
 
-from swift_r1.models import logprobs
+from swift_r1.models import block_functions, logprobs
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -43,8 +43,8 @@ def main() -> None:
     shown({"MFU": 6 * parameters * tokens(LONG) / seconds / rate, "matrix TFLOP/s": rate / 1e12})
     profile(step)
     shares(step, backend)
-    for name, module, constant, value in variants():
-        with changed(module, constant, value):
+    for name, module, attribute, value in variants():
+        with changed(module, attribute, value):
             shown({f"{name}: s": timed(step), f"{name}: peak GiB": peak_bytes() / 2**30})
     step, _ = stepper("ours", made(shape, SHORT), backend)
     shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(step)})
@@ -120,19 +120,26 @@ def profile(step: Callable[[], Any]) -> None:
 
 
 def variants() -> Iterator[tuple[str, ModuleType, str, Any]]:
-    """Yields what is changed for a measurement: a name, and the constant of a module with its other value."""
-    for mebibytes in (1,) if REHEARSES else (128, 512, 2048):
-        yield f"logits of {mebibytes} MiB", logprobs, "LOGITS_BYTES", mebibytes << 20
+    """Yields what is changed for a measurement: a name, and the attribute of a module with its other value."""
+    for mebibytes in (1,) if REHEARSES else (128, 512, 4096):
+        yield f"logits of {mebibytes} MiB", logprobs, "logits_bytes", lambda _device, size=mebibytes << 20: size
+    if REHEARSES:
+        return
+    fused = block_functions.FUSED
+    yield "logits in bf16", logprobs, "WIDE_PRODUCTS", False
+    for kernel in sorted(fused):
+        yield f"without the kernel of the {kernel}", block_functions, "FUSED", fused - {kernel}
+    yield "without kernels of our own", block_functions, "FUSED", set()
 
 
 @contextmanager
-def changed(module: ModuleType, constant: str, value: Any) -> Iterator[None]:
-    before = getattr(module, constant)
-    setattr(module, constant, value)
+def changed(module: ModuleType, attribute: str, value: Any) -> Iterator[None]:
+    before = getattr(module, attribute)
+    setattr(module, attribute, value)
     try:
         yield
     finally:
-        setattr(module, constant, before)
+        setattr(module, attribute, before)
 
 
 if __name__ == "__main__":

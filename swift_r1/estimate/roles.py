@@ -141,8 +141,18 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
     )
     _, offload = zero_of(job.args)
     critic = None if job.critic is None else job.critic.shape
-    gpu, fsdp = not job.chip.is_cpu, read_fsdp(args.fsdp) if args.fsdp else None
-    return estimate(args, job.model.shape, ranks, _CONTEXT, stage, offload=offload, gpu=gpu, critic=critic, fsdp=fsdp)
+    return estimate(
+        args,
+        job.model.shape,
+        ranks,
+        _CONTEXT,
+        stage,
+        offload=offload,
+        gpu=not job.chip.is_cpu,
+        card=job.chip.memory,
+        critic=critic,
+        fsdp=read_fsdp(args.fsdp) if args.fsdp else None,
+    )
 
 
 def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> Server:

@@ -2,45 +2,19 @@
 
 transformers writes each as half a dozen operations over the whole activation, which costs memory traffic and leaves
 float32 copies for the backward pass. These two functions keep only their 16-bit inputs and work row block by row block;
-the formulas and where they round are transformers'. On other devices a model stays as it is.
+the formulas and where they round are transformers'.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 _BLOCK_ELEMENTS = 1 << 18  # one megabyte in float32, so that a handful of such tensors fits the second-level cache
-_LINEAR = ("gate_proj", "up_proj", "down_proj")
-
-
-def use_block_functions(model: nn.Module) -> int:
-    """Gives the model's RMSNorms and SiLU-gated MLPs these functions; returns how many modules.
-
-    A module with another formula (`1 + weight`, another gate) is left alone.
-    """
-    alike: dict[type, bool] = {}
-    changed = 0
-    for module in model.modules():
-        if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
-            forward: Callable[[Any, Tensor], Tensor] = _norm_forward
-        elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
-            forward = _mlp_forward
-        else:
-            continue
-        kind = type(module)
-        if kind not in alike:
-            alike[kind] = _alike(module, forward)
-        if alike[kind]:
-            module.forward = MethodType(forward, module)
-            changed += 1
-    return changed
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -111,46 +85,3 @@ class _SwiGlu(torch.autograd.Function):
 def _blocks(rows: Tensor) -> Iterator[slice]:
     size = max(1, _BLOCK_ELEMENTS // rows.shape[-1])
     return (slice(start, start + size) for start in range(0, len(rows), size))
-
-
-def _norm_forward(self: Any, hidden: Tensor) -> Tensor:
-    if hidden.device.type == "cpu" and hidden.dtype == self.weight.dtype:
-        return rms_norm(hidden, self.weight, self.variance_epsilon)
-    own: Tensor = type(self).forward(self, hidden)
-    return own
-
-
-def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
-    if hidden.device.type == "cpu":
-        out: Tensor = self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
-    else:
-        out = type(self).forward(self, hidden)
-    return out
-
-
-def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether the class's own forward rounds like `forward`: nearly all bf16 values are the same to the bit, and all to
-    rounding. Tried on a stand-in, since real weights may be partitioned (ZeRO-3)."""
-    kind: Any = type(module)
-    if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
-        return False
-    states, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
-    for dtype, share in ((torch.float32, 1.0), (torch.bfloat16, 0.02)):
-        if forward is _norm_forward:
-            stand_in = SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3)
-        else:
-            linear = {name: layer.to(dtype) for name, layer in layers.items()}
-            stand_in = SimpleNamespace(act_fn=module.act_fn, **linear)
-        hidden = states.to(dtype)
-        try:
-            with torch.no_grad():
-                own, ours = kind.forward(stand_in, hidden), forward(stand_in, hidden)
-        except AttributeError:  # it uses more than the stand-in has
-            return False
-        close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
-        if not close or not (own != ours).float().mean().item() < share:
-            return False
-    return True

@@ -14,7 +14,7 @@ from torch import nn
 from swift_r1.arguments.adapters import CONFIG, WEIGHTS, adapter_config
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
-from swift_r1.models.cpu_kernels import use_block_functions
+from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import Freezing, freeze

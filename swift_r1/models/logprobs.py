@@ -2,20 +2,28 @@
 
 All is done for a chunk of rows at a time; beyond the first few chunks the backward pass computes the logits again
 instead of keeping them.
+
+On a GPU products give float32 (where torch can) and what follows them is one kernel (where Triton is): the logits are
+never rounded to the weights' dtype, nor are the terms of the head's gradient before they are added up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
-from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES
+from swift_r1.models.block_functions import gpu_kernels
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, gpu_logits_bytes
 
-_WORDS = 8192  # rows of the head whose gradient is computed at a time: small beside the whole gradient
+# torch.addmm(float32, 16-bit, 16-bit, out_dtype=float32) is there since 2.8, and takes a float32 sum since 2.11.
+WIDE_PRODUCTS = torch.version.cuda is not None and TorchVersion(torch.__version__) >= (2, 11)
+_WORDS = 8192  # rows of the head whose gradient a CPU computes at a time: small beside the whole gradient
 
 
 class LogitForm(NamedTuple):
@@ -54,7 +62,7 @@ def selective_logprobs(
         weight, bias: `[V, D]` and `[V]`, of the output head.
         targets: `[N]` int64 in `[0, V)`, or `[N, W]`, several of each row.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES`.
+        chunk_size: rows at a time; by default equal chunks, as few as keep each within `logits_bytes`.
         top: above 0, the `top` likeliest tokens of each row, likeliest first, are targets too, after those of `[N, W]`.
 
     Returns:
@@ -68,7 +76,7 @@ def selective_logprobs(
         raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}] or [{hidden.shape[0]}, W]")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    chunks = math.ceil(len(hidden) / max(1, LOGITS_BYTES // (4 * weight.shape[0])))
+    chunks = math.ceil(len(hidden) / max(1, logits_bytes(hidden.device) // (4 * weight.shape[0])))
     size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
     wide = targets if targets.dim() == 2 else targets[:, None]
     apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _SelectiveLogprobs.apply
@@ -79,8 +87,22 @@ def selective_logprobs(
     return TokenLogprobs(logps.view_as(targets), entropies)
 
 
+@cache
+def logits_bytes(device: torch.device) -> int:
+    """Float32 logits that one chunk may occupy there."""
+    if device.type != "cuda":
+        return LOGITS_BYTES
+    return gpu_logits_bytes(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _wide(states: Tensor) -> bool:
+    """Whether a product of such tensors can be had in float32 without being rounded first."""
+    return WIDE_PRODUCTS and states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)
+
+
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
-    logits = (hidden @ weight.t()).float()
+    transposed = weight.t()
+    logits = torch.mm(hidden, transposed, out_dtype=torch.float32) if _wide(hidden) else (hidden @ transposed).float()
     if bias is not None:
         logits += bias.float()
     if form.scale != 1.0:
@@ -108,10 +130,21 @@ class _SelectiveLogprobs(torch.autograd.Function):
         lse, totals, entropies = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         targets = torch.cat([targets, targets.new_empty(rows, top)], 1)
         logps = torch.empty_like(targets, dtype=torch.float32)
-        kept: list[Tensor] = []
+        kernels = gpu_kernels("head", hidden)
+        kept: list[Tensor] = []  # logits with the kernels, else their exponentials
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
             logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
+            if kernels is not None:
+                largest, log_total, entropies[part] = kernels.softmax_statistics(logits)
+                if top:
+                    targets[part, -top:] = logits.topk(top).indices
+                logps[part] = logits.gather(-1, targets[part]) - largest[:, None] - log_total[:, None]
+                lse[part] = largest + log_total
+                if len(kept) < keep:
+                    kept.append(logits)
+                del logits  # before those of the next chunk
+                continue
             largest = logits.amax(-1, keepdim=True)
             logits -= largest
             weights = logits.exp()
@@ -126,7 +159,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if len(kept) < keep:
                 kept.append(weights)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
-        ctx.form, ctx.temperature, ctx.chunk_size = form, temperature, chunk_size
+        ctx.form, ctx.temperature, ctx.chunk_size, ctx.kernels = form, temperature, chunk_size, kernels
         ctx.mark_non_differentiable(entropies, targets)
         return logps, entropies, targets
 
@@ -141,27 +174,40 @@ class _SelectiveLogprobs(torch.autograd.Function):
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
             scale = grad_logps[part].float() * (ctx.form.scale / ctx.temperature)
-            together = scale.sum(-1, keepdim=True)
-            slope = None
-            # d logp / d logits = onehot - softmax
-            if number < len(kept):
-                grad_logits = kept[number] * (-together / totals[part, None])
+            if ctx.kernels is not None:
+                if number < len(kept):
+                    logits = kept[number]
+                else:
+                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
+                per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
+                low = ctx.kernels.softmax_gradient(logits, lse[part], targets[part], scale, per_cap, weight.dtype)
+                del logits
+                if grad_bias is not None:
+                    grad_bias += low.sum(0, dtype=torch.float32)
             else:
-                logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
-                if ctx.form.soft_cap is not None:
-                    # d tanh(x) = 1 - tanh(x)^2
-                    slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
-                grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-together)
-            grad_logits.scatter_add_(-1, targets[part], scale)
-            if slope is not None:
-                grad_logits *= slope
-            if grad_bias is not None:
-                grad_bias += grad_logits.sum(0)
-            low = grad_logits.to(weight.dtype)
+                together = scale.sum(-1, keepdim=True)
+                slope = None
+                # d logp / d logits = onehot - softmax
+                if number < len(kept):
+                    grad_logits = kept[number] * (-together / totals[part, None])
+                else:
+                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
+                    if ctx.form.soft_cap is not None:
+                        # d tanh(x) = 1 - tanh(x)^2
+                        slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
+                    grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-together)
+                grad_logits.scatter_add_(-1, targets[part], scale)
+                if slope is not None:
+                    grad_logits *= slope
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
+                low = grad_logits.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
             if grad_weight is not None and grad_weight.dtype == weight.dtype:
                 grad_weight.addmm_(low.t(), hidden[part])
+            elif grad_weight is not None and _wide(low):
+                torch.addmm(grad_weight, low.t(), hidden[part], out_dtype=torch.float32, out=grad_weight)
             elif grad_weight is not None:
                 for start_word in range(0, len(weight), _WORDS):
                     words = slice(start_word, start_word + _WORDS)

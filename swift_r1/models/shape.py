@@ -12,9 +12,17 @@ if TYPE_CHECKING:
     from swift_r1.models.lora import LoraSettings
 
 
-LOGITS_BYTES = 128 * 2**20  # float32 logits that one chunk of the output head may occupy (models/logprobs.py)
+LOGITS_BYTES = 128 * 2**20
+"""Float32 logits that one chunk of the output head may occupy on a CPU (models/logprobs.py)."""
+_GPU_LOGITS_BYTES = 2 * 2**30
 KEPT_CHUNKS = 2
 """Chunks whose exponentials are kept for the backward pass; those of the rest are computed again."""
+
+
+def gpu_logits_bytes(memory: float) -> int:
+    """`LOGITS_BYTES` on a GPU of `memory` bytes: its products need more rows, and every chunk reads and writes the
+    whole gradient of the head."""
+    return min(_GPU_LOGITS_BYTES, int(0.03 * memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class ModelShape:
 @cache
 def transformers_config(model: str, what: str = "the config of") -> Any:
     """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
-    Raises UsageError, naming `what` cannot be loaded: transformers cannot read it, or does not know the architecture."""
+    Raises UsageError, naming `what` cannot be loaded: transformers cannot read it or does not know the architecture."""
     from transformers import AutoConfig
 
     try:

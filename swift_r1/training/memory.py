@@ -20,7 +20,7 @@ from swift_r1.arguments.forecast import arguments_of
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.arguments.world import World
-from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, shape_of
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
 from swift_r1.training.backends.fsdp_config import FsdpConfig, read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
 
+_CARD = 80.0 * GIB  # memory of a GPU that is not at hand
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FOUR_BIT = {True: 0.516, False: 0.5625}
 """Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
@@ -78,6 +79,7 @@ def estimate(
     *,
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
+    card: float = _CARD,
     critic: ModelShape | None = None,
     fsdp: FsdpConfig | None = None,
 ) -> MemoryEstimate:
@@ -86,7 +88,7 @@ def estimate(
     Args:
         libraries: bytes that the process holds before it loads a model.
         stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
-        gpu: training is on a GPU.
+        gpu: training is on a GPU, of `card` bytes.
         critic: of PPO, all of whose weights are trained.
         fsdp: of FSDP2, which shards as stage 3 does.
     """
@@ -135,7 +137,8 @@ def estimate(
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
     tokens, predicted = _tokens(args, world_size, prompt)
-    logits = _logits(shape, predicted, width, embedding_trained)
+    chunk = gpu_logits_bytes(card) if gpu else LOGITS_BYTES
+    logits = _logits(shape, predicted, width, embedding_trained, chunk)
     phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
     if critic is not None:
         phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
@@ -244,11 +247,11 @@ def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: i
     return shape.layers * layer + layer / 2
 
 
-def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool) -> float:
-    """A chunk of float32 logits with its exponentials and their low-precision copy, the first chunks' exponentials, and
-    the head's gradient."""
+def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool, most: int) -> float:
+    """A chunk of `most` bytes of float32 logits with its exponentials and their low-precision copy, the first chunks'
+    exponentials, and the head's gradient."""
     whole = 4.0 * predicted * shape.vocabulary
-    chunk, kept = min(float(LOGITS_BYTES), whole), min(float(KEPT_CHUNKS * LOGITS_BYTES), whole)
+    chunk, kept = min(float(most), whole), min(float(KEPT_CHUNKS * most), whole)
     gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
     return chunk * (2 + width / 4) + kept + gradient
 
@@ -306,7 +309,17 @@ def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -
     libraries = _CONTEXT if gpu else own
     critic = shape_of(args.critic_model) if args.critic_model else None
     fsdp = read_fsdp(args.fsdp) if args.fsdp else None
-    return estimate(args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, critic=critic, fsdp=fsdp)
+    card = _card() if gpu else _CARD
+    return estimate(
+        args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, card=card, critic=critic, fsdp=fsdp
+    )
+
+
+def _card() -> float:
+    """Bytes of this machine's GPU."""
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else _CARD
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:

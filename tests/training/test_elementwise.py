@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2C
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from swift_r1.models import cpu_kernels as elementwise
-from swift_r1.models.cpu_kernels import rms_norm, swiglu, use_block_functions
+from swift_r1.models.block_functions import use_block_functions
+from swift_r1.models.cpu_kernels import rms_norm, swiglu
 
 SIZES = {
     "vocab_size": 64,

@@ -1,0 +1,122 @@
+"""Which functions a model's RMSNorms and gated MLPs run: ours on a CPU and on a GPU with Triton, else transformers'.
+
+transformers writes each as half a dozen operations over the whole activation, and keeps float32 copies for the backward
+pass. `cpu_kernels.py` and `gpu_kernels.py` have the same formulas, rounded in the same places, in one pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.models import cpu_kernels
+
+logger = logging.getLogger("swift_r1.training")
+
+FUSED = {"norm", "mlp", "head"}
+"""What runs in kernels of our own on a GPU; benchmarks take some out."""
+_LINEAR = ("gate_proj", "up_proj", "down_proj")
+
+
+def use_block_functions(model: nn.Module) -> int:
+    """Gives the model's RMSNorms and SiLU-gated MLPs these functions; returns how many modules.
+
+    A module with another formula (`1 + weight`, another gate) is left alone.
+    """
+    alike: dict[type, bool] = {}
+    changed = 0
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
+            forward: Callable[[Any, Tensor], Tensor] = _norm_forward
+        elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
+            forward = _mlp_forward
+        else:
+            continue
+        kind = type(module)
+        if kind not in alike:
+            alike[kind] = _alike(module, forward)
+        if alike[kind]:
+            module.forward = MethodType(forward, module)
+            changed += 1
+    return changed
+
+
+def gpu_kernels(name: str, states: Tensor) -> Any:
+    """`models/gpu_kernels.py`, where it has what `FUSED` calls `name` for the device and dtype of `states`, or None."""
+    if not states.is_cuda or states.dtype not in (torch.float32, torch.bfloat16, torch.float16) or name not in FUSED:
+        return None
+    return _triton_kernels()
+
+
+@cache
+def _triton_kernels() -> Any:
+    # Triton builds a small launcher in C for each kernel.
+    headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    compiles = headers and (os.environ.get("CC") or which("gcc") or which("clang"))
+    if find_spec("triton") is None or not compiles:
+        needed = "a C compiler and Python's headers" if find_spec("triton") else "Triton"
+        logger.info(
+            "norms, MLPs and the output head run in transformers' and torch's slower way: %s is missing", needed
+        )
+        return None
+    from swift_r1.models import gpu_kernels
+
+    return gpu_kernels
+
+
+def _norm_forward(self: Any, hidden: Tensor) -> Tensor:
+    kernels = cpu_kernels if hidden.device.type == "cpu" else gpu_kernels("norm", hidden)
+    if kernels is None or hidden.dtype != self.weight.dtype:
+        own: Tensor = type(self).forward(self, hidden)
+        return own
+    out: Tensor = kernels.rms_norm(hidden, self.weight, self.variance_epsilon)
+    return out
+
+
+def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
+    kernels = cpu_kernels if hidden.device.type == "cpu" else gpu_kernels("mlp", hidden)
+    if kernels is None:
+        own: Tensor = type(self).forward(self, hidden)
+        return own
+    out: Tensor = self.down_proj(kernels.swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
+    return out
+
+
+def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Whether the class's own forward rounds like `forward`: nearly all bf16 values are the same to the bit, and all to
+    rounding. Tried on a stand-in, since real weights may be partitioned (ZeRO-3)."""
+    kind: Any = type(module)
+    if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
+        return False
+    states, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
+    for dtype, share in ((torch.float32, 1.0), (torch.bfloat16, 0.02)):
+        if forward is _norm_forward:
+            stand_in = SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3)
+        else:
+            linear = {name: layer.to(dtype) for name, layer in layers.items()}
+            stand_in = SimpleNamespace(act_fn=module.act_fn, **linear)
+        hidden = states.to(dtype)
+        try:
+            with torch.no_grad():
+                own, ours = kind.forward(stand_in, hidden), forward(stand_in, hidden)
+        except AttributeError:  # it uses more than the stand-in has
+            return False
+        close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+        if not close or not (own != ours).float().mean().item() < share:
+            return False
+    return True

@@ -1,0 +1,269 @@
+"""RMSNorm, the gated MLP's product and the output head's softmax on a GPU, each a kernel in Triton.
+
+Each reads its inputs once and writes its results once. `cpu_kernels.py` and `logprobs.py` have the same formulas in
+torch, with the same rounding. Sums are taken in a fixed order (no atomics), so that a run can be repeated to the bit.
+
+Offsets are 64-bit: the logits of 33,000 tokens are 5 * 10^9 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_LEAST_TILE = 1024  # numbers that a program works on at least: narrow rows are taken several at a time
+_ELEMENTS = 1024  # of a program of the product
+_COLUMNS = 2048  # of the logits that a program works on at a time
+_LOWEST = tl.constexpr(-1e30)  # below any logit; minus infinity times zero would not be a number
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`weight * hidden / rms(hidden)` over the last dimension; only the input and a number a row are kept."""
+    apply: Callable[[Tensor, Tensor, float], Tensor] = _RmsNorm.apply
+    return apply(hidden, weight, epsilon)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up`, of equal shapes; only the two inputs are kept for the backward pass."""
+    apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
+    return apply(gate, up)
+
+
+def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of contiguous float32 `[N, V]`: the largest, the log of the sum of exponentials beyond it, and the
+    softmax's entropy."""
+    largest, log_total, entropy = (logits.new_empty(len(logits)) for _ in range(3))
+    _statistics[(len(logits),)](logits, largest, log_total, entropy, WIDTH=logits.shape[1], BLOCK=_COLUMNS, num_warps=8)
+    return largest, log_total, entropy
+
+
+def softmax_gradient(
+    logits: Tensor, lse: Tensor, targets: Tensor, slopes: Tensor, per_cap: float | None, dtype: torch.dtype
+) -> Tensor:
+    """The gradient `[N, V]`, in `dtype`, of `sum(slopes * log softmax(logits)[targets])` with respect to contiguous
+    float32 logits.
+
+    Args:
+        lse: float32 `[N]`, the log of each row's sum of exponentials.
+        targets, slopes: `[N, W]`, int64 and float32.
+        per_cap: with it, the gradient before `tanh`: times `1 - (logits * per_cap)^2`.
+    """
+    rows, width = logits.shape
+    blocks = triton.cdiv(width, _COLUMNS)
+    out = torch.empty_like(logits, dtype=dtype)
+    _gradient[(rows * blocks,)](
+        logits,
+        lse,
+        targets.contiguous(),
+        slopes.contiguous(),
+        slopes.sum(-1),
+        out,
+        width,
+        blocks,
+        per_cap or 0.0,
+        COUNT=targets.shape[1],
+        CAPPED=per_cap is not None,
+        BLOCK=_COLUMNS,
+        num_warps=8,
+    )
+    return out
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
+        out = torch.empty_like(rows)
+        scale = rows.new_empty(len(rows), dtype=torch.float32)
+        lines, tile = _tile(rows)
+        _norm_forward[(triton.cdiv(len(rows), lines),)](
+            rows, weight, out, scale, *rows.shape, epsilon, LINES=lines, BLOCK=tile // lines, num_warps=_warps(tile)
+        )
+        ctx.save_for_backward(hidden, weight, scale)
+        return out.view(hidden.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, scale = ctx.saved_tensors
+        rows, grads = (states.reshape(-1, states.shape[-1]).contiguous() for states in (hidden, grad))
+        to_hidden = torch.empty_like(rows)
+        lines, tile = _tile(rows)
+        # Each program adds up its rows' share of the weight's gradient, and torch adds up the shares.
+        programs = min(triton.cdiv(len(rows), lines), _programs(rows.device))
+        shares = scale.new_empty(programs, rows.shape[1])
+        _norm_backward[(programs,)](
+            grads,
+            rows,
+            weight,
+            scale,
+            to_hidden,
+            shares,
+            *rows.shape,
+            LINES=lines,
+            BLOCK=tile // lines,
+            num_warps=_warps(tile),
+        )
+        return to_hidden.view(hidden.shape), shares.sum(0).to(weight.dtype), None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        out = torch.empty_like(gate)
+        _swiglu_forward[(triton.cdiv(gate.numel(), _ELEMENTS),)](gate, up, out, gate.numel(), BLOCK=_ELEMENTS)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
+        _swiglu_backward[(triton.cdiv(gate.numel(), _ELEMENTS),)](
+            grad.contiguous(), gate, up, to_gate, to_up, gate.numel(), BLOCK=_ELEMENTS
+        )
+        return to_gate, to_up
+
+
+def _tile(rows: Tensor) -> tuple[int, int]:
+    """Rows that a program takes at a time, and the numbers in them, both powers of two."""
+    block = triton.next_power_of_2(rows.shape[1])
+    lines = max(1, _LEAST_TILE // block)
+    return lines, lines * block
+
+
+def _warps(tile: int) -> int:
+    return min(16, max(4, tile // 512))
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """Programs that add up a gradient: enough to fill the GPU; always as many, since their number decides the order."""
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+
+
+@triton.jit
+def _norm_forward(hidden, weight, out, scale, rows, width, epsilon, LINES: tl.constexpr, BLOCK: tl.constexpr):
+    lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
+    columns = tl.arange(0, BLOCK)
+    inside = (lines < rows)[:, None] & (columns < width)[None, :]
+    places = lines[:, None] * width + columns[None, :]
+    states = tl.load(hidden + places, inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, columns < width, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(states * states, 1) / width + epsilon)
+    normed = (states * inverse[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + places, (normed * weights[None, :]).to(out.dtype.element_ty), inside)
+    tl.store(scale + lines, inverse, lines < rows)
+
+
+@triton.jit
+def _norm_backward(
+    grad, hidden, weight, scale, to_hidden, shares, rows, width, LINES: tl.constexpr, BLOCK: tl.constexpr
+):
+    program = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    weights = tl.load(weight + columns, columns < width, other=0.0).to(tl.float32)
+    share = tl.zeros([LINES, BLOCK], tl.float32)
+    start = program * LINES
+    while start < rows:
+        lines = (start + tl.arange(0, LINES)).to(tl.int64)
+        inside = (lines < rows)[:, None] & (columns < width)[None, :]
+        places = lines[:, None] * width + columns[None, :]
+        grads = tl.load(grad + places, inside, other=0.0).to(tl.float32)
+        states = tl.load(hidden + places, inside, other=0.0).to(tl.float32)
+        inverse = tl.load(scale + lines, lines < rows, other=0.0)[:, None]
+        normed = states * inverse
+        share += normed * grads
+        inner = (grads * weights[None, :]).to(to_hidden.dtype.element_ty).to(tl.float32)
+        along = (tl.sum(inner * normed, 1) / width)[:, None]
+        tl.store(to_hidden + places, ((inner - normed * along) * inverse).to(to_hidden.dtype.element_ty), inside)
+        start += tl.num_programs(0) * LINES
+    tl.store(shares + program.to(tl.int64) * width + columns, tl.sum(share, 0), columns < width)
+
+
+@triton.jit
+def _swiglu_forward(gate, up, out, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    gates = tl.load(gate + places, inside, other=0.0).to(tl.float32)
+    ups = tl.load(up + places, inside, other=0.0).to(tl.float32)
+    silu = (gates / (1 + tl.exp(-gates))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + places, (silu * ups).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _swiglu_backward(grad, gate, up, to_gate, to_up, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    grads = tl.load(grad + places, inside, other=0.0).to(tl.float32)
+    gates = tl.load(gate + places, inside, other=0.0).to(tl.float32)
+    ups = tl.load(up + places, inside, other=0.0).to(tl.float32)
+    sigmoid = 1 / (1 + tl.exp(-gates))
+    silu = (gates / (1 + tl.exp(-gates))).to(to_up.dtype.element_ty).to(tl.float32)
+    inner = (grads * ups).to(to_gate.dtype.element_ty).to(tl.float32)
+    tl.store(to_up + places, (silu * grads).to(to_up.dtype.element_ty), inside)
+    slope = sigmoid * (1 + gates * (1 - sigmoid))
+    tl.store(to_gate + places, (inner * slope).to(to_gate.dtype.element_ty), inside)
+
+
+@triton.jit
+def _statistics(logits, largest, log_total, entropy, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    # Each of BLOCK columns has a maximum of its own on the way, so that nothing waits for the others.
+    most = tl.full([BLOCK], _LOWEST, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)  # sum of e^(x - most)
+    weighted = tl.zeros([BLOCK], tl.float32)  # sum of (x - most) e^(x - most): terms of one sign, nothing cancels
+    for start in range(0, WIDTH, BLOCK):
+        places = start + columns
+        value = tl.load(logits + row * WIDTH + places, places < WIDTH, other=_LOWEST)
+        gap = value - most
+        ratio = tl.exp(-tl.abs(gap))
+        higher = gap > 0
+        weighted = tl.where(higher, ratio * (weighted - gap * total), weighted + gap * ratio)
+        total = tl.where(higher, ratio * total + 1, total + ratio)
+        most = tl.where(higher, value, most)
+    top = tl.max(most, 0)
+    gap = most - top
+    ratio = tl.exp(gap)
+    whole = tl.sum(ratio * total, 0)
+    logarithm = tl.log(whole)
+    tl.store(largest + row, top)
+    tl.store(log_total + row, logarithm)
+    tl.store(entropy + row, logarithm - tl.sum(ratio * (weighted + gap * total), 0) / whole)
+
+
+@triton.jit
+def _gradient(
+    logits,
+    lse,
+    targets,
+    slopes,
+    together,
+    out,
+    width,
+    blocks,
+    per_cap,
+    COUNT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    columns = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    value = tl.load(logits + row * width + columns, inside, other=0.0)
+    # d log p / d logits = onehot - softmax
+    grad = -tl.load(together + row) * tl.exp(value - tl.load(lse + row))
+    for number in range(COUNT):
+        target = tl.load(targets + row * COUNT + number).to(tl.int32)
+        grad += tl.where(columns == target, tl.load(slopes + row * COUNT + number), 0.0)
+    if CAPPED:
+        grad *= 1 - (value * per_cap) * (value * per_cap)
+    tl.store(out + row * width + columns, grad.to(out.dtype.element_ty), inside)
