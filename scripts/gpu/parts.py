@@ -34,7 +34,7 @@ def _layout(name: str, what: str, seconds: float, *packages: str, gpus: int = 1)
 def _measured(name: str, what: str, seconds: float, *packages: str) -> Part:
     kind, *shape = name.split("-", 1)
     file, words = (f"{kind}.py", shape) if shape else ("chip.py", [kind])
-    return Part(name, what, (f"scripts/gpu/{file}", *words), seconds, 2 * seconds + 60, packages or ("torch",))
+    return Part(name, what, (f"scripts/gpu/{file}", *words), seconds, 1.5 * seconds + 10, packages or ("torch",))
 
 
 # What `swift_r1` itself imports for a run: where the first is missing the others are too.

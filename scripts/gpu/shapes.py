@@ -1,5 +1,5 @@
-"""Models of real shapes with random weights: Qwen2.5's published sizes in Llama's classes, since transformers gives every
-Qwen2 folder Qwen's own tokenizer; and a tokenizer that has a word for each id."""
+"""Models of real shapes with random weights: Qwen2.5's published sizes in Llama's classes, since transformers reads each
+Qwen2 folder with Qwen's own tokenizer; and a tokenizer that has a word for each id."""
 
 from __future__ import annotations
 
