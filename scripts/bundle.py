@@ -141,7 +141,7 @@ def unpack(wheel: Path, site: Path) -> None:
 
 
 def trim(site: Path, torch: str, arch: int) -> None:
-    """Keeps vLLM's code for one architecture, and has its metadata ask for that machine's torch: vLLM's libraries use only
+    """Keeps vLLM's code for one architecture, and has its metadata ask for that machine's torch: its libraries use only
     the stable interface."""
     other = "3" if arch != 90 else "2"  # FlashAttention 3 is for Hopper alone, 2 for all
     (site / "vllm" / "vllm_flash_attn" / f"_vllm_fa{other}_C.abi3.so").unlink()

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: Qwen2.5's published sizes in Llama's classes, since transformers reads each
+"""Models of real shapes with random weights: Qwen2.5's published sizes in Llama's classes, since transformers reads a
 Qwen2 folder with Qwen's own tokenizer; and a tokenizer that has a word for each id."""
 
 from __future__ import annotations
