@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from chip import copied, shown
@@ -49,9 +50,11 @@ def main() -> None:
         part.compare("as loaded")
         size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
         bandwidth = copied()
+        first, *others = (SHM, HTTP) if REHEARSES else (IPC, SHM, HTTP)
+        part.push(first, size)
         for load in LOADS:
             part.generate(load, size / bandwidth)
-        for transport in (SHM, HTTP) if REHEARSES else (IPC, SHM, HTTP):
+        for transport in others:
             part.push(transport, size)
         for level in () if REHEARSES else (1, 2):
             part.sleep(level, size)
@@ -63,7 +66,9 @@ def server(model: Path, words: list[str]) -> Iterator[RolloutClient]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kwargs = {"kv_cache_memory_bytes": KEPT_BYTES} | ({} if REHEARSES else {"enable_sleep_mode": True})
+    kwargs: dict[str, Any] = {"kv_cache_memory_bytes": KEPT_BYTES}
+    if not REHEARSES:
+        kwargs["enable_sleep_mode"] = True
     flags = ["--model", str(model), "--port", str(port), "--torch_dtype", DTYPE, "--vllm_gpu_memory_utilization", "0.6"]
     flags += ["--vllm_engine_kwargs", json.dumps(kwargs), *words]
     started = time.perf_counter()
@@ -118,8 +123,8 @@ class Engine:
         """Prints tokens per second, and the share of what reading the weights once per token would allow."""
         self.ask(count, 8)
         seconds = timed(lambda: self.ask(count, NEW))
-        shown({f"{count} at once: tokens/s": count * NEW / seconds})
-        shown({f"{count} at once: of bandwidth": NEW * seconds_per_token / seconds})
+        share = NEW * seconds_per_token / seconds
+        shown({f"{count} at once: tokens/s": count * NEW / seconds, f"{count} at once: of bandwidth": share})
 
     def compare(self, when: str) -> None:
         """Prints the mean difference of log-probs between engine and trainer: on sampled tokens as they came with them,

@@ -36,7 +36,7 @@ def main() -> None:
     shape = sys.argv[1]
     work = made(shape, LONG)
     step, backend = stepper("ours", work)
-    seconds = timed(step)
+    seconds = timed(step, STEPS)
     parameters = sum(weight.numel() for weight in backend.model.parameters())
     rate = matmul_rate(getattr(torch, DTYPE))
     shown({"train s": seconds, "tokens/s": tokens(LONG) / seconds, "peak GiB": peak_bytes() / 2**30})
@@ -45,9 +45,10 @@ def main() -> None:
     shares(step, backend)
     for name, module, attribute, value in variants():
         with changed(module, attribute, value):
-            shown({f"{name}: s": timed(step), f"{name}: peak GiB": peak_bytes() / 2**30})
+            timing = {f"{name}: s": timed(step, 1), f"{name}: peak GiB": peak_bytes() / 2**30}
+            shown(timing | {f"{name}: GPU s": busy(step)[0]})
     step, _ = stepper("ours", made(shape, SHORT), backend)
-    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(step)})
+    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(step, STEPS)})
 
 
 def made(shape: str, sizes: tuple[int, int, int, int]) -> Work:
@@ -77,18 +78,29 @@ def tokens(sizes: tuple[int, int, int, int]) -> int:
     return prompts * (prompt + generations * new)
 
 
-def timed(step: Callable[[], Any]) -> float:
-    """Returns seconds per step, of several after two to warm up."""
-    for _ in range(2):
-        step()
+def timed(step: Callable[[], Any], steps: int) -> float:
+    """Returns seconds per step, of several after one to warm up."""
+    step()
     synchronize()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
     synchronize()
-    return (time.perf_counter() - started) / STEPS
+    return (time.perf_counter() - started) / steps
+
+
+def busy(step: Callable[[], Any]) -> tuple[float, int]:
+    """Returns the seconds in which the GPU computes during a step, and how many kernels that are; what the host costs
+    does not count."""
+    if not torch.cuda.is_available():
+        return 0.0, 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        step()
+        synchronize()
+    kernels = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(event.device_time_total for event in kernels) / 1e6, len(kernels)
 
 
 def shares(step: Callable[[], Any], backend: Any) -> None:
@@ -101,22 +113,17 @@ def shares(step: Callable[[], Any], backend: Any) -> None:
 
 
 def profile(step: Callable[[], Any]) -> None:
-    """Prints the kernels that take longest, and the share of the step in which the GPU computes nothing."""
+    """Prints the kernels that take longest, their sum and their number."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    synchronize()
-    started = time.perf_counter()
     with torch.profiler.profile(activities=activities) as found:
         step()
         synchronize()
-    seconds = time.perf_counter() - started
     by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
     print(found.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), flush=True)
-    kernels = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    if kernels:
-        busy = sum(event.device_time_total for event in kernels) / 1e6
-        shown({"kernels per step": len(kernels), "GPU idle share": max(0.0, 1 - busy / seconds)})
+    seconds, kernels = busy(step)
+    shown({"GPU s": seconds, "kernels per step": kernels})
 
 
 def variants() -> Iterator[tuple[str, ModuleType, str, Any]]:
