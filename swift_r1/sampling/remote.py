@@ -12,14 +12,14 @@ from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachabl
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
+from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.sampling.calls import OpenCalls
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.expected import as_in_checkpoint
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import AdapterConfig, Completion, RolloutOutput, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ _STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not re
 TOLERANCE, TOLERANCE_16_BIT, TOLERANCE_FP8 = 0.01, 0.2, 1.0
 """Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by
 0.075 from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
+
+
+class _Unwanted(Exception):
+    """Ends a pool's `ask`."""
 
 
 class ServerRollouts:
@@ -65,12 +69,14 @@ class ServerRollouts:
         self._check_steps, self._updates = check_steps, 0
         self._adapter, self.can_sleep = adapter, can_sleep
         self.before_scoring: Callable[[], None] = lambda: None
+        self.unwanted = still_wanted
         self._metrics: dict[str, float] = {}
 
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, whatever happens to the servers meanwhile."""
+        """Every request is answered once, whatever happens to the servers meanwhile; those that are `unwanted` with
+        nothing."""
         asked = list(requests or ())
         answers: dict[str, RolloutOutput] = {}
 
@@ -79,9 +85,19 @@ class ServerRollouts:
             on_done(len(output.completions))
             on_output(output)
 
+        def look() -> None:
+            if self.unwanted():
+                raise _Unwanted
+
         def ask(pool: ServerPool) -> None:
             missing = [request for request in asked if request.request_id not in answers]
-            pool.ask(missing, pool.served.current, answered)
+            try:
+                pool.ask(missing, pool.served.current, answered, look)
+            except _Unwanted:
+                nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=pool.version)
+                for request in missing:
+                    if request.request_id not in answers:
+                        answered(RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n))
 
         self.attend(ask)
         return None if requests is None else [answers[request.request_id] for request in asked]

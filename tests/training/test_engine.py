@@ -152,6 +152,17 @@ def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model)
     assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
 
 
+def test_what_is_wanted_no_more_ends_at_once(model):
+    asked, answers = requests([5, 7, 9], ignore_eos=True), iter([False] * 4)
+    whole = engine(model).generate(asked, 0)
+    for request, ended, full in zip(
+        asked, engine(model).generate(asked, 0, unwanted=lambda: next(answers, True)), whole, strict=True
+    ):
+        assert len(ended.completions) == request.n
+        for one, other in zip(ended.completions, full.completions, strict=True):
+            assert one.token_ids == other.token_ids[:5] and one.finish_reason == "length"
+
+
 def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):
     one, other = (request.prompt_token_ids for request in requests([5, 9]))
     with torch.inference_mode():
