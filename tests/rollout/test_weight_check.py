@@ -113,13 +113,13 @@ def test_a_model_that_rounds_far_in_16_bits_is_measured_before_the_first_update(
     if resumed:
         rollouts.resume(3)  # what the engine has loaded tells nothing then
     if resumed or rounds_by > 0.5:
-        with pytest.raises(RunFailed, match="rounding explains 0.2"):
+        with pytest.raises(RunFailed, match=r"rounding explains 0\.2"):
             rollouts.publish_weights()
         return
     rollouts.publish_weights()
     assert rollouts.take_metrics()["rollout/weight_check"] == pytest.approx(rounds_by, abs=1e-3)
     engine.rounds_by = 0.7
-    with pytest.raises(RunFailed, match="rounding explains 0.6"):
+    with pytest.raises(RunFailed, match=r"rounding explains 0\.6"):
         rollouts.publish_weights()
 
 
