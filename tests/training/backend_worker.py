@@ -342,6 +342,7 @@ def run(case, ranks):
 
 def main():
     ranks = join_ranks(600, distributed=len(sys.argv) > 1)
+    ranks.use_device()
     print("ready", flush=True)
     for line in sys.stdin:
         try:
