@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import psutil
 import torch
@@ -20,7 +21,7 @@ class HostBlock:
     up to a power of two, which may double it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pins = device.type == "cuda"
+        self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def parts(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -32,9 +33,9 @@ class HostBlock:
         return [self._bytes[start : start + size] for start, size in zip(ends, sizes, strict=False)]
 
     def _grow(self, nbytes: int) -> None:
-        if self._pins and len(self._bytes):
+        if self._cuda is not None and len(self._bytes):
             torch.cuda.synchronize()  # copies may still read it
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            self._cuda.cudaHostUnregister(self._bytes.data_ptr())
         self._bytes = torch.empty(0, dtype=torch.uint8)
         free = psutil.virtual_memory().available
         if nbytes > free:
@@ -43,5 +44,5 @@ class HostBlock:
                 "device: leave out an --offload_... flag, or use more GPUs"
             )
         self._bytes = torch.empty(nbytes, dtype=torch.uint8)
-        if self._pins and torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), nbytes, 0) != 0:
+        if self._cuda is not None and self._cuda.cudaHostRegister(self._bytes.data_ptr(), nbytes, 0) != 0:
             raise RunFailed(f"CUDA cannot pin {nbytes / _GIB:.1f} GiB of host memory: leave out an --offload_... flag")
