@@ -20,7 +20,7 @@ from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
 from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, encoder_of_run
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
@@ -141,8 +141,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
         encoder = None
         if args.model:
-            wording = Wording.of(args)
-            encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
+            encoder = encoder_of_run(args, _tokenizer(args.model))
             report.faults += template_faults(args, encoder) if args.calls_tools else []
         rows = [
             row
@@ -177,7 +176,8 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
         how = (args.columns, drops, False, args.data_flags.tool_use)
-        rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        tried = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        rows = [row for row in tried if encoder is None or encoder.fits(row)]
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
@@ -185,7 +185,9 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     problems = [f"row left out: {example}" for example in drops.examples]
     if drops.broken > len(problems):
         problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
-    if not rows:
+    if encoder is not None and len(rows) < len(tried):
+        problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
+    if not tried:
         filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
         none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"
         problems.insert(0, none)
@@ -198,8 +200,7 @@ def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
         return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
     encoded = encoder.encode(row)
-    if encoded is None:
-        raise UsageError("the prompt of the first row is longer than --max_length")
+    assert encoded is not None  # longer ones are left out
     return encoded.text, len(encoded.token_ids)
 
 

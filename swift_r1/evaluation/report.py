@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, for_each
 from swift_r1.evaluation.results import Result, graded_of, summarize
-from swift_r1.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_bootstrap
+from swift_r1.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_difference
 from swift_r1.evaluation.store import REPORT, SETTINGS, read_rows
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     values = {name: [result.average_values for _, result in two] for name, two in both.items()}
     pairs = {name: [(one[key], other[key]) for key in sorted(one)] for name, (one, other) in values.items()}
     means = {name: [result.average.value for _, result in two] for name, two in both.items()}
-    differences = {name: paired_bootstrap([pairs[name]], seed) for name in shared}
+    differences = {name: paired_difference([pairs[name]], seed) for name in shared}
     if len(shared) > 1:
         means[MEAN] = [sum(two[run] for two in means.values()) / len(shared) for run in (0, 1)]
-        differences[MEAN] = paired_bootstrap(list(pairs.values()), seed)
+        differences[MEAN] = paired_difference(list(pairs.values()), seed)
     return {name: Compared(two[0], two[1], differences[name]) for name, two in means.items()}
 
 
@@ -93,7 +93,7 @@ def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str,
     return {
         "first": str(first),
         "second": str(second),
-        "method": f"paired bootstrap over questions, {RESAMPLES} resamples, seed {seed}, percentile interval",
+        "method": f"paired by question, {RESAMPLES} resamples, seed {seed}: percentile interval, sign-flip p-value",
         "benchmarks": {name: asdict(one) for name, one in compared.items()},
     }
 
@@ -111,7 +111,7 @@ def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]
             percent(one.second),
             percent(gain.value, "+"),
             interval(gain, "+"),
-            p_text(gain),
+            f"{gain.p_value:.4f}",
         )
     return table
 
@@ -139,10 +139,6 @@ def percent(share: float, sign: str = "") -> str:
 
 def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
     return f"{percent(one.low, sign)} to {percent(one.high, sign)}"
-
-
-def p_text(one: Difference) -> str:
-    return f"< {1 / RESAMPLES:g}" if one.p_value < 1 / RESAMPLES else f"{one.p_value:.4f}"
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:

@@ -42,7 +42,7 @@ from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.chord import Experts
-from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.evaluate import EvaluationLeft, Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
@@ -92,9 +92,11 @@ class Trainer:
         the rollout server went away."""
         self.started = time.perf_counter() - self.summary.seconds
         self.stop_asked()
-        if self.progress.open_round is None:
-            self.publish()
         if self.args.eval_on_start and not self.summary.steps:
+            self.progress.evaluates = True
+        if self.progress.open_round is None or self.progress.evaluates:
+            self.publish()
+        if self.progress.evaluates and self.evaluator is not None and not self.stop.reason:
             self.evaluate()
         while self.summary.steps < self.plan.total_steps and not self.stop.reason:
             self.train(self.progress.open_round or self.begin_round())
@@ -249,14 +251,15 @@ class Trainer:
 
             # Weight sync, log, evaluation, checkpoint.
             stops = self.stop_asked()
-            evaluates = self.evaluates_now(complete)
-            if progress.open_round is None or evaluates:
+            progress.evaluates = args.eval_strategy != "no" and (
+                complete or self.due(args.eval_strategy, args.eval_steps, args.eval_unit)
+            )
+            if progress.open_round is None or progress.evaluates:
                 self.publish()
             self.books.step(metrics, round_, step, complete)
-            if evaluates:
+            if progress.evaluates and not stops:
                 self.evaluate()
-                if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
-                    self.stop.reason, stops = NOT_BETTER, True
+                stops = bool(self.stop.reason)
             if complete or stops or self.due(args.save_strategy, args.save_steps):
                 self.save(complete or stops)
 
@@ -284,22 +287,23 @@ class Trainer:
             return self.progress.open_round is None and self.progress.rounds % every == 0
         return self.summary.steps % every == 0
 
-    def evaluates_now(self, complete: bool) -> bool:
-        args = self.args
-        if args.eval_strategy == "no" or self.stop.reason:
-            return False
-        return complete or self.due(args.eval_strategy, args.eval_steps, args.eval_unit)
-
     def evaluate(self) -> None:
-        """Evaluates the published weights on the held-out prompts."""
+        """Evaluates the published weights on the held-out prompts, unless a signal comes meanwhile: then the run ends,
+        and does so when it is resumed. It also ends where saves are not better any more."""
         assert self.evaluator is not None
         args, steps = self.args, self.summary.steps
         self.watchdog.progress("an evaluation")
         self.device.to_generate()
         self.recorder.phase("evaluating", self.evaluator.num_completions)
         with self.ranks.busy(), self.stopwatch.timed("evaluate"):
-            found = self.evaluator.run(steps)
-            self.recorder.phase_end()
+            try:
+                found = self.evaluator.run(steps, lambda: self.stop.signalled)
+            except EvaluationLeft:
+                self.stop_asked()
+                return
+            finally:
+                self.recorder.phase_end()
+            self.progress.evaluates = False
             if found is not None:
                 metrics, rows, probes = found
                 self.recorder.evaluation(steps, metrics, rows, probes)
@@ -307,6 +311,8 @@ class Trainer:
                 saves = steps == self.plan.total_steps or self.due(args.save_strategy, args.save_steps)
                 if saves and steps and args.metric_for_best_model is not None:
                     self.summary.saw_checkpoint(metrics, args.metric_for_best_model, args.greater_is_better)
+        if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
+            self.stop.reason = NOT_BETTER
         self.stopwatch.take()
 
     def save(self, last: bool) -> None:

@@ -1,6 +1,6 @@
 """Builds all parts of a training process from the arguments, and runs the loop.
 
-The order matters: what forks or spawns (prompt workers, reward workers) comes before threads and DeepSpeed.
+The order matters: what forks or spawns (prompt workers, reward workers) comes before threads, the GPU and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_rank0:
             data = open_inputs(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
+        ranks.use_device()  # workers of the data, which are forked, would hold its memory
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         scheduled_steps = start.replay.scheduled_steps if start.replay is not None else None
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps)

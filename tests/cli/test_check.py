@@ -295,13 +295,14 @@ def test_the_table_for_people_and_a_pasted_command(plugin: Path) -> None:
 def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     """With a tokenizer made here; a long line stays one line, and what looks like markup stays."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     tokenizer.chat_template = "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
     tokenizer.save_pretrained(plugin.parent / "model")
+    LlamaConfig(max_position_embeddings=600).save_pretrained(plugin.parent / "model")
     words = ("--dataset", "sums", "--reward_funcs", "right", "--model", "model", "--system", "word " * 60)
     (data,) = check(plugin.parent, *words, code=0)["datasets"]
     prompt = "[bold]system : " + "word " * 60 + "[bold]user : 1 + 1? :smile: go"
@@ -309,6 +310,10 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     assert data["prompt_tokens"] == len(prompt.split())
     done = swift("check", "--external_plugins", "plugin.py", *words, cwd=plugin.parent)
     assert prompt in done.stdout.splitlines()
+    found = check(plugin.parent, *words, "--max_completion_length", "532", code=2)["datasets"][0]
+    assert not found["ok"] and "2 of 2 prompts left out: longer than 68 tokens" in found["problems"][-1]
+    report = check(plugin.parent, *words, "--max_completion_length", "600", code=2)
+    assert "--max_completion_length 600 leaves no room for a prompt: the model takes 600 tokens" in report["faults"]
 
 
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:

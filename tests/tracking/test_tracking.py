@@ -43,6 +43,17 @@ def test_a_window_gives_means_maxima_and_latest_values():
     assert math.isnan(found["kl"])
 
 
+def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
+    text, clock = io.StringIO(), SimpleNamespace(now=100.0)
+    monkeypatch.setattr("swift_r1.tracking.console.time", SimpleNamespace(monotonic=lambda: clock.now))
+    shown = RunConsole(5, Console(file=text, width=200))
+    shown.phase("evaluating", 400)
+    for now in (130, 161, 170, 222):
+        clock.now = now
+        shown.phase_advance(50)
+    assert text.getvalue().splitlines() == [f"evaluating: {count} of 400 completions" for count in (100, 200)]
+
+
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
     text = io.StringIO()
     console = RunConsole(5, Console(file=text, width=200))
