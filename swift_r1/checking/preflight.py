@@ -17,7 +17,8 @@ from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.hubs import default_hub
-from swift_r1.data.loading import LoadedData, columns_of, load_rows
+from swift_r1.data.loading import LoadedData, columns_of, load_rows, row_without
+from swift_r1.data.preprocessors import Row
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
@@ -61,7 +62,7 @@ def check_inputs(
     except UsageError as error:
         faults += error.faults
     if data is not None:
-        faults += column_faults(args, columns_of(data.train, data.eval))
+        faults += column_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
@@ -118,8 +119,9 @@ def hub_faults(args: RlhfArguments) -> list[str]:
     return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
 
 
-def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
-    """Columns that a reward asks for by name and that some rows lack."""
+def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
+    """Columns that a reward asks for by name and that some rows of `parts` lack."""
+    columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
     unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
@@ -136,9 +138,11 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
             continue
         missing = sorted(required_columns(orms[name]) - columns - given - {"messages"})
         if missing:
+            row = row_without(missing[0], *parts)
+            who, all_have = ("data", "it has") if row is None else (f"row {row}", "all rows have")
             faults.append(
                 f"--reward_funcs {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the "
-                f"data lacks (it has {', '.join(own) or 'none'}); --columns renames"
+                f"{who} lacks ({all_have} {', '.join(own) or 'none'}); --columns renames"
             )
     if "judge" in args.reward_funcs and args.judge is not None:
         from swift_r1.rewards.judge_config import read_judge

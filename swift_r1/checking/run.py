@@ -18,7 +18,7 @@ from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
-from swift_r1.data.loading import columns_of
+from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
@@ -144,11 +144,14 @@ def run_checks(args: CheckArguments) -> CheckReport:
             wording = Wording.of(args)
             encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
             report.faults += template_faults(args, encoder) if args.calls_tools else []
-        rows = [
-            row
-            for source in open_sources(args.dataset, use_hf=args.use_hf)
-            for row in _rows(args, source, encoder, report)
-        ]
+        sources = open_sources(args.dataset, use_hf=args.use_hf)
+        rows = [row for source in sources for row in _rows(args, source, encoder, report)]
+        # All that a run would have, unless they are made, or read while it trains.
+        is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
+        parts: list[Sequence[Row]] = [rows]
+        if is_whole and all(one.ok for one in report.datasets):
+            data = load_rows(args.data_flags)
+            parts = [data.train, data.eval]
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
@@ -159,7 +162,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         rows = rows if args.dataset else [_MADE_UP_ROW]
         judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
-            report.faults += column_faults(args, columns_of(rows))
+            report.faults += column_faults(args, *(parts if args.dataset else [rows]))
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -239,6 +239,15 @@ class Rows(Sequence[Row]):
         kinds = {kind for part in self.parts for kind in part.column("columns").unique().to_pylist()}
         shared = [frozenset(json.loads(kind)) for kind in kinds]
         return frozenset.intersection(*shared) | {"dataset", "prompt_id"} if shared else frozenset()
+
+    def columns_of_each(self) -> Iterator[frozenset[str]]:
+        """The columns of each row, without `dataset` and `prompt_id`."""
+        sets: dict[str, frozenset[str]] = {}
+        for part in self.parts:
+            for kind in part.column("columns").to_pylist():
+                if kind not in sets:
+                    sets[kind] = frozenset(json.loads(kind))
+                yield sets[kind]
 
     def digest(self) -> str:
         """A hash of all rows in their order: 128 bits as hexadecimal digits."""

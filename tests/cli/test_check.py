@@ -154,7 +154,7 @@ def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.p
 def test_a_good_plugin(plugin: Path) -> None:
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", "right", code=0)
     (data,) = found["datasets"]
-    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["solution"])
+    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["question", "solution"])
     assert data["prompt"] == "[user] 1 + 1?"
     assert "no prompt" in data["problems"][0]
     (reward,) = found["rewards"]
@@ -224,6 +224,27 @@ def test_the_count_of_rows_left_out(plugin: Path) -> None:
     assert count == "5 of the first 6 rows are left out"
 
 
+@pytest.mark.parametrize("columns", [[], ["--columns", '{"answer": "answer"}'], ["--columns", '{"answer": "gold"}']])
+def test_a_column_reaches_rewards_under_its_own_name(plugin: Path, columns: list[str]) -> None:
+    plugin.write_text(
+        "from swift_r1 import orms\n"
+        "def right(completions, answer, **kwargs):\n"
+        "    return [float(text == wanted) for text, wanted in zip(completions, answer)]\n"
+        'orms["right"] = right\n'
+    )
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(200)]
+    (plugin.parent / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--dataset", "sums.jsonl", "--gold", "{answer}", *columns)
+    (reward,) = check(plugin.parent, *words, code=0)["rewards"]
+    assert reward["tells_right"]
+    del rows[150]["answer"]
+    (plugin.parent / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fault = "--reward_funcs right needs the column answer, which the row sums:150 lacks (all rows have question)"
+    assert check(plugin.parent, *words, code=2)["faults"] == [f"{fault}; --columns renames"]
+    run = ("rlhf", "--rlhf_type", "grpo", "--model", "./gone", "--external_plugins", "plugin.py")
+    assert fault in swift(*run, *words[:2], *columns, "--reward_funcs", "right", cwd=plugin.parent).stderr
+
+
 def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     names = ["right", "evaluates", "same", "no_empty", "raises", "one_value", "moody", "silent"]
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", *names, code=2)
@@ -249,7 +270,7 @@ def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> Non
     found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
     assert found["faults"] == ["no reward gives the right answer more than a wrong one: there is nothing to learn from"]
     found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)
-    assert found["faults"] == ["--gold names the column answer, and the data has solution"]
+    assert found["faults"] == ["--gold names the column answer, and the data has question, solution"]
 
 
 def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -> None:
