@@ -64,7 +64,7 @@ def test_an_answer_is_kept_for_the_rewards_under_its_own_name(name: str) -> None
 def test_what_a_preprocessor_makes_of_a_column_stays() -> None:
     class Final(ResponsePreprocessor):
         def preprocess(self, row: dict[str, Any]) -> Any:
-            return [super(Final, self).preprocess({**row, "answer": row["response"].rpartition("#### ")[2]})]
+            return [super().preprocess({**row, "answer": row["response"].rpartition("#### ")[2]})]
 
     (made,) = Final()({"question": "q", "answer": "1 + 1 = 2 #### 2"})
     assert made["answer"] == "2" and made["question"] == "q"
