@@ -284,6 +284,21 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> 
         ("<answer></answer> 7", "7", False),
         ("9" * 5000, "9", False),
         ("1/0", "1", False),
+        ("<answer>7 or 8</answer>", 7, False),
+        ("<answer>7 or 8</answer>", 8, False),
+        (r"\boxed{7\text{ or eight}}", 7, False),
+        (r"\boxed{x = 7, x = 8}", 8, False),
+        ("so 7 or $8.", 8, False),
+        ("#### 7 8", 7, False),
+        (r"\boxed{7-8}", 7, False),
+        (r"\boxed{10^3}", 10, False),
+        ("10^3", 10, False),
+        (r"\boxed{2\sqrt{3}}", 2, False),
+        (r"\boxed{2\pi}", 2, False),
+        (r"\boxed{1,000 + 2 = 1,002\text{ cm}^2}", 1002, True),
+        (r"\boxed{18^\circ}", 18, True),
+        ("#### 18", "9 * 2 = <<9*2=18>>18\n#### 18", True),
+        ("#### 9", "9 * 2 = <<9*2=18>>18\n#### 18", False),
     ],
 )
 def test_gsm8k_numbers(text: str, gold: object, right: bool) -> None:
@@ -309,7 +324,7 @@ def test_gsm8k_solutions_are_right() -> None:
     for line in (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         assert grade_gsm8k(row["solution"], row["answer"]) == Grade(1.0, True)
-        assert grade_gsm8k(f"The answer is {row['answer']}.", row["answer"]).score == 1.0
+        assert grade_gsm8k(f"The answer is {row['answer']}.", row["solution"]).score == 1.0
 
 
 BOMBS = [
