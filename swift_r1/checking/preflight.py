@@ -11,6 +11,7 @@ from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
+from swift_r1.checking.golds import right_completions
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.rehearsal import quick_faults
@@ -37,7 +38,7 @@ def check_inputs(
 
     Raises UsageError with every fault that could be found. Faults of plugins come alone: names depend on them.
     """
-    load_plugins(args.external_plugins)
+    plugins = load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
@@ -66,7 +67,8 @@ def check_inputs(
         faults += sampler_faults(args, data.train)
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
-        faults += quick_faults(args, data.train[0])
+        (gold,) = right_completions(None, plugins, args.called_rewards, [data.train[0]])
+        faults += quick_faults(args, data.train[0], gold)
     faults += model_files_faults(args, environ)
     if faults or data is None:
         raise UsageError(*dict.fromkeys(faults))

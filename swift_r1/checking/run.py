@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
+from swift_r1.checking.golds import right_completions
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
 from swift_r1.checking.preflight import column_faults
@@ -26,7 +27,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
-from swift_r1.errors import UsageError, a_kind, describe, one_line
+from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -163,7 +164,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
             report.faults += column_faults(args, *(parts if args.dataset else [rows]))
-            golds = _golds(args, report.plugins, rows)
+            golds = right_completions(args.gold, report.plugins, judged, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
@@ -213,37 +214,6 @@ def _tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
-
-
-def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:
-    """A right completion for each row: `--gold` filled in, else what the first plugin's `gold(row)` gives."""
-    if args.gold is not None:
-        return [_filled(args.gold, row) for row in rows]
-    function: Callable[[Mapping[str, Any]], Any] | None = next(
-        (gold for plugin in plugins if callable(gold := getattr(plugin.module, "gold", None))), None
-    )
-    if function is None:
-        return [None] * len(rows)
-    golds: list[str | None] = []
-    for row in rows:
-        try:
-            gold = function(dict(row))
-        except Exception as error:
-            raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
-        if not isinstance(gold, str):
-            raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
-        golds.append(gold)
-    return golds
-
-
-def _filled(template: str, row: Row) -> str:
-    try:
-        return template.format_map(row)
-    except KeyError as error:
-        known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
-        raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
-    except (ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"--gold {template!r} is not a template with columns in braces: {error}") from error
 
 
 def show(report: CheckReport, console: Console) -> None:

@@ -143,7 +143,7 @@ def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)) -> dict[str, Any]:
-    done = swift("check", "--external_plugins", *plugins, "--json", *words, cwd=cwd)
+    done = swift("check", *(["--external_plugins", *plugins] if plugins else []), "--json", *words, cwd=cwd)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout.count("\n") == 1
     found = json.loads(done.stdout)
@@ -269,6 +269,11 @@ def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> Non
     words = ("--dataset", "sums", "--reward_funcs", "right", "--gold")
     found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
     assert found["faults"] == ["no reward gives the right answer more than a wrong one: there is nothing to learn from"]
+    for template in ("<answer>{{solution}}</answer>", "{ {x y} <answer>{solution}</answer>"):  # other braces stay
+        (right,) = check(plugin.parent, *words, template, code=2 if "{{" in template else 0)["rewards"]
+        assert right["values"]["right"] == [0.0 if "{{" in template else 1.0] * 2
+    (fault,) = check(plugin.parent, *words, "{solution[0]}", code=2)["faults"]
+    assert fault == "--gold '{solution[0]}': only a whole column can be filled in, {solution}"
     found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)
     assert found["faults"] == ["--gold names the column answer, and the data has question, solution"]
 
@@ -347,6 +352,33 @@ def test_rlhf_starts_with_it(plugin: Path) -> None:
     assert len(faults) == 2
     assert "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError" in faults[0]
     assert "--reward_funcs one_value fails on every made-up completion" in faults[1]
+
+
+def test_rlhf_refuses_a_reward_that_loops_for_ever(plugin: Path) -> None:
+    plugin.write_text(
+        PLUGIN + "\ndef loops(completions, **kwargs):\n    while True:\n        pass\n\norms['loops'] = loops\n"
+    )
+    done, _ = rlhf(plugin.parent, "loops", "right", "--reward_timeout", "0.3")
+    (fault,) = (line for line in done.stderr.splitlines() if "--reward_funcs" in line)
+    assert "--reward_funcs loops fails on every made-up completion (see `swift check`): no answer within 0.3 s" in fault
+
+
+def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
+    warning = "no reward gives a right completion more than a wrong one"
+    assert warning in rlhf(plugin.parent, "same")[0].stderr
+    assert warning not in rlhf(plugin.parent, "same", "right")[0].stderr
+
+
+def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:
+    for rewards, solution in (("gsm8k", "9 * 2 = 18\n#### {}"), ("math math_tag math_tag_strict", "\\frac{{{}}}{{7}}")):
+        rows = [{"question": f"{n}?", "solution": solution.format(n)} for n in (1, 2)]
+        (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ("--dataset", "sums.jsonl", "--reward_funcs", *rewards.split(), "format")
+        for reward in check(tmp_path, *words, code=0, plugins=())["rewards"]:
+            wrong = float(reward["name"] == "format")
+            assert (reward["values"]["right"], reward["values"]["wrong"]) == ([1.0] * 2, [wrong] * 2), reward["name"]
+    (reward,) = check(tmp_path, "--dataset", "countdown", "--reward_funcs", "countdown", code=0, plugins=())["rewards"]
+    assert reward["tells_right"]
 
 
 def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:

@@ -89,7 +89,7 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
 
 
 def _only_number(text: str) -> Fraction | None:
-    """The number after the last `=` of an answer, alone but for its unit or words; None where anything else is there."""
+    """The number after the last `=` of an answer, alone but for its unit or words; None where there is more."""
     if len(text) > MAX_SLOT or _HEDGE.search(text):
         return None
     text = _plain(_OF_A_UNIT.sub("", without_unit(tidied(text.rpartition("=")[2]))[0]))

@@ -1,0 +1,105 @@
+"""Right completions of rows, by which rewards are seen to tell right from wrong: `--gold` filled in, what the plugin's
+`gold(row)` gives, or what the built-in rewards ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from itertools import permutations
+from typing import Any
+
+from swift_r1.data.builtin import last_boxed
+from swift_r1.data.preprocessors import Row
+from swift_r1.errors import UsageError, a_kind, describe
+from swift_r1.plugins import LoadedPlugin
+from swift_r1.rewards import orms
+from swift_r1.rewards.graders.answers import first_answer
+from swift_r1.rewards.judge_config import PLACEHOLDER
+
+COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
+"""The built-in rewards that compare an answer with the column `solution`."""
+_PART = re.compile(r"\{(\w+)[\[.:!][^{}]*\}")
+_MOST_NUMBERS = 4  # of a Countdown problem that is searched for a solution
+
+
+def right_completions(
+    template: str | None, plugins: Sequence[LoadedPlugin], rewards: Sequence[str], rows: Sequence[Row]
+) -> list[str | None]:
+    """A right completion for each row, all None where none is known.
+
+    Raises UsageError: the template names a column that the data lacks, or the plugin's function fails.
+    """
+    if template is not None:
+        return [_filled(template, row) for row in rows]
+    functions = (getattr(plugin.module, "gold", None) for plugin in plugins)
+    function = next((gold for gold in functions if callable(gold)), None)
+    if function is not None:
+        return [_of_plugin(function, row) for row in rows]
+    found = [built_in_gold(row) for row in rows] if is_built_in(rewards) else []
+    return list(found) if found and all(one is not None for one in found) else [None] * len(rows)
+
+
+def is_built_in(rewards: Sequence[str]) -> bool:
+    """Whether no reward is a plugin's, and one of them knows right from wrong."""
+    own = all(name in orms and str(orms[name].__module__).startswith("swift_r1.rewards.") for name in rewards)
+    return own and not {*COMPARING, "countdown"}.isdisjoint(rewards)
+
+
+def built_in_gold(row: Mapping[str, Any]) -> str | None:
+    """A completion in the form `format` that answers a row rightly; None where the row has no answer."""
+    solution = row.get("solution")
+    if solution is None:
+        reached = _reached(row) if {"nums", "target"} <= row.keys() else None
+        return None if reached is None else f"<think>\n</think> <answer>{reached}</answer>"
+    if isinstance(solution, list):
+        solution = solution[0] if solution else ""
+    text = str(solution).rpartition("####")[2]
+    text = first_answer(text) or text
+    answer = last_boxed(text) or text
+    return f"<think>\n</think> <answer>\\boxed{{{answer.strip()}}}</answer>"
+
+
+def _reached(row: Mapping[str, Any]) -> str | None:
+    """An expression that reaches the target from all numbers of a Countdown problem, found by trying all of them."""
+    if len(row["nums"]) > _MOST_NUMBERS:
+        return None
+    return _search([(Fraction(number), str(number)) for number in row["nums"]], Fraction(row["target"]))
+
+
+def _search(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
+    if len(terms) == 1:
+        return terms[0][1] if terms[0][0] == target else None
+    for (i, (a, left)), (j, (b, right)) in permutations(enumerate(terms), 2):
+        rest = [term for number, term in enumerate(terms) if number not in (i, j)]
+        made = [(a + b, "+"), (a - b, "-"), (a * b, "*"), *([(a / b, "/")] if b else ())]
+        for value, sign in made:
+            found = _search([*rest, (value, f"({left} {sign} {right})")], target)
+            if found is not None:
+                return found
+    return None
+
+
+def _of_plugin(function: Callable[[Row], Any], row: Row) -> str:
+    try:
+        gold = function(dict(row))
+    except Exception as error:
+        raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
+    if not isinstance(gold, str):
+        raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
+    return gold
+
+
+def _filled(template: str, row: Row) -> str:
+    """The template with `{column}` replaced; other braces stay, as in a judge's templates."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in row:
+            known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
+            raise UsageError(f"--gold names the column {found[1]}, and the data has {known or 'none'}")
+        return str(row[found[1]])
+
+    part = _PART.search(template)
+    if part is not None and part[1] in row:
+        raise UsageError(f"--gold {template!r}: only a whole column can be filled in, {{{part[1]}}}")
+    return PLACEHOLDER.sub(value, template)
