@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -17,17 +18,21 @@ from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_
 from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.sampler import sampler_faults
+from swift_r1.data.doubles import contradictions
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows, row_without
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
+from swift_r1.data.store import Rows
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards import orms
 from swift_r1.tracking.reporters import tracker_faults
+
+_logger = logging.getLogger("swift_r1.data")
 
 
 def check_inputs(
@@ -63,6 +68,8 @@ def check_inputs(
     except UsageError as error:
         faults += error.faults
     if data is not None:
+        for note in data_notes(args, data):
+            _logger.warning("data: %s", note)
         faults += column_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
     faults += eval_dataset_faults(args)
@@ -73,6 +80,12 @@ def check_inputs(
     if faults or data is None:
         raise UsageError(*dict.fromkeys(faults))
     return data
+
+
+def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
+    """What is odd about the rows, and breaks no run."""
+    needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
+    return contradictions(data.train, frozenset().union(*needed)) if isinstance(data.train, Rows) else []
 
 
 def trainer_faults(args: RlhfArguments, world: World) -> list[str]:

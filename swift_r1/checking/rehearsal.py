@@ -75,7 +75,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
         found += _busy_fault(args, busy, batch)
     if blind and blind == args.called_rewards:
         _logger.warning(
-            "no reward gives a right completion more than a wrong one (see `swift check`): there may be nothing to learn"
+            "no reward gives a right completion more than a wrong one, so there may be nothing to learn (`swift check`)"
         )
     return found
 

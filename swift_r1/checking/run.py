@@ -14,7 +14,7 @@ from swift_r1.checking.environments import EnvironmentReport, check_environment,
 from swift_r1.checking.golds import right_completions
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
-from swift_r1.checking.preflight import column_faults
+from swift_r1.checking.preflight import column_faults, data_notes
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
@@ -77,7 +77,8 @@ class DatasetReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """All findings. `faults` are those that belong to no single dataset or reward, one line each."""
+    """All findings. `faults` are those that belong to no single dataset or reward, one line each, and `notes` are what
+    breaks no run."""
 
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
@@ -85,6 +86,7 @@ class CheckReport:
     tools: list[ToolReport] = field(default_factory=list)
     environment: EnvironmentReport | None = None
     faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -96,6 +98,7 @@ class CheckReport:
         return {
             "ok": self.ok,
             "faults": self.faults,
+            "notes": self.notes,
             "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
             "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
@@ -153,6 +156,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if is_whole and all(one.ok for one in report.datasets):
             data = load_rows(args.data_flags)
             parts = [data.train, data.eval]
+            report.notes += data_notes(args, data)
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
@@ -235,6 +239,8 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for note in report.notes:
+        console.print(escape(note), style="yellow", soft_wrap=True)
     for tool in report.tools:
         console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
         style = "" if tool.outcome == "answer" else "yellow"
@@ -247,7 +253,11 @@ def show(report: CheckReport, console: Console) -> None:
             console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
     for fault in report.faults:
         console.print(escape(fault), style="red", soft_wrap=True)
-    notes = sum(len(one.problems) for one in report.datasets) + sum(len(one.problems) for one in report.rewards)
+    notes = (
+        len(report.notes)
+        + sum(len(one.problems) for one in report.datasets)
+        + sum(len(one.problems) for one in report.rewards)
+    )
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
     console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
 

@@ -42,13 +42,16 @@ def _schema() -> pa.Schema:
     row: the JSON of a preprocessed row and a newline, without `dataset` and `prompt_id`, which depend on the run.
     name: number of the raw row that it was made from, and which of several rows it is.
     key: 64 bits of a hash of the messages: rows with equal ones are the same prompt.
+    id: 64 bits of a hash of the column `id`; 0 without one.
     size, turns: bytes of the messages' contents, and how many messages there are.
     columns: the row's columns, as JSON.
     """
     import pyarrow as pa
 
-    kinds = {"row": pa.binary(), "name": pa.string(), "key": pa.uint64(), "size": pa.uint32(), "turns": pa.uint32()}
-    return pa.schema({**kinds, "columns": pa.dictionary(pa.int32(), pa.string())})
+    kinds = {"row": pa.binary(), "name": pa.string(), "key": pa.uint64(), "id": pa.uint64()}
+    return pa.schema(
+        {**kinds, "size": pa.uint32(), "turns": pa.uint32(), "columns": pa.dictionary(pa.int32(), pa.string())}
+    )
 
 
 class Block(NamedTuple):
@@ -226,6 +229,13 @@ class Rows(Sequence[Row]):
             replace(part, places=part.places[piece - end])  # counted from the part's end
             for part, piece, end in zip(self.parts, pieces, self._ends, strict=False)
         )
+
+    def once(self) -> Rows:
+        """The same rows, those that are repeated once."""
+        import numpy as np
+
+        firsts = ((part, np.unique(part.places % len(part.store), return_index=True)[1]) for part in self.parts)
+        return Rows(replace(part, places=part.places[np.sort(first)]) for part, first in firsts)
 
     def column(self, name: str) -> np.ndarray:
         """A column of numbers of the stores (`_schema`), `[rows]`."""
