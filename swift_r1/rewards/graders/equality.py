@@ -42,7 +42,7 @@ _NAME = re.compile(
 )
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
-_LAST_WORD = re.compile(r"[^A-Za-z]*([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
+_LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
 _MULTIPLIERS = frozenset(("dozen", "hundred", "thousand", "million", "billion", "trillion"))
 _DEGREES = re.compile(
     r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ"
@@ -69,7 +69,7 @@ def contradict(given: str, right: str) -> bool:
     units = without_unit(given)[1], without_unit(right)[1]
     words = _last_word(given), _last_word(right)
     if all(units) or all(words):
-        return units[0] != units[1] if all(units) else words[0] != words[1]
+        return units[0] != units[1] if all(units) else sorted(words[0]) != sorted(words[1])  # 2xy is 2yx
     if not _MULTIPLIERS.isdisjoint(words):
         return True
     inner = [_inside(text) for text in _without_name(given, right)]
@@ -81,7 +81,7 @@ def contradict(given: str, right: str) -> bool:
 def _last_word(text: str) -> str:
     """The word after a number, or that is all of a text; in lower case, except a letter."""
     found = _LAST_WORD.fullmatch(_WORDS.sub(r"\1", text))
-    if found is None or found[1] == "circ":
+    if found is None:
         return ""
     return found[1] if len(found[1]) == 1 else found[1].lower().rstrip("s")
 
