@@ -13,9 +13,8 @@ from swift_r1.data.builtin import last_boxed
 from swift_r1.data.preprocessors import Row
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.plugins import LoadedPlugin
-from swift_r1.rewards import orms
 from swift_r1.rewards.graders.answers import first_answer
-from swift_r1.rewards.judge_config import PLACEHOLDER
+from swift_r1.rewards.orm import is_built_in
 
 COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
 """The built-in rewards that compare an answer with the column `solution`."""
@@ -36,14 +35,9 @@ def right_completions(
     function = next((gold for gold in functions if callable(gold)), None)
     if function is not None:
         return [_of_plugin(function, row) for row in rows]
-    found = [built_in_gold(row) for row in rows] if is_built_in(rewards) else []
+    built_in = all(map(is_built_in, rewards)) and not {*COMPARING, "countdown"}.isdisjoint(rewards)
+    found = [built_in_gold(row) for row in rows] if built_in else []
     return list(found) if found and all(one is not None for one in found) else [None] * len(rows)
-
-
-def is_built_in(rewards: Sequence[str]) -> bool:
-    """Whether no reward is a plugin's, and one of them knows right from wrong."""
-    own = all(name in orms and str(orms[name].__module__).startswith("swift_r1.rewards.") for name in rewards)
-    return own and not {*COMPARING, "countdown"}.isdisjoint(rewards)
 
 
 def built_in_gold(row: Mapping[str, Any]) -> str | None:
@@ -62,9 +56,10 @@ def built_in_gold(row: Mapping[str, Any]) -> str | None:
 
 def _reached(row: Mapping[str, Any]) -> str | None:
     """An expression that reaches the target from all numbers of a Countdown problem, found by trying all of them."""
-    if len(row["nums"]) > _MOST_NUMBERS:
+    nums, target = row["nums"], row["target"]
+    if not isinstance(nums, list) or len(nums) > _MOST_NUMBERS or not all(isinstance(n, int) for n in (*nums, target)):
         return None
-    return _search([(Fraction(number), str(number)) for number in row["nums"]], Fraction(row["target"]))
+    return _search([(Fraction(number), str(number)) for number in nums], Fraction(target))
 
 
 def _search(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
@@ -98,6 +93,8 @@ def _filled(template: str, row: Row) -> str:
             known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
             raise UsageError(f"--gold names the column {found[1]}, and the data has {known or 'none'}")
         return str(row[found[1]])
+
+    from swift_r1.rewards.judge_config import PLACEHOLDER
 
     part = _PART.search(template)
     if part is not None and part[1] in row:

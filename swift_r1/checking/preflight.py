@@ -47,8 +47,9 @@ def check_inputs(
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
+    unknown = reward_name_faults(args)
     faults = [
-        *reward_name_faults(args),
+        *unknown,
         *reward_model_faults(args),
         *scheduler_name_faults(args),
         *tool_faults(args),
@@ -64,7 +65,8 @@ def check_inputs(
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
-        data = load_rows(args.data_flags, keep=True)
+        if not unknown:  # which is said at once, and preparing rows may take long
+            data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
         faults += error.faults
     if data is not None:
@@ -72,7 +74,7 @@ def check_inputs(
             _logger.warning("data: %s", note)
         faults += column_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
-    faults += eval_dataset_faults(args)
+    faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faults:
         (gold,) = right_completions(None, plugins, args.called_rewards, [data.train[0]])
         faults += quick_faults(args, data.train[0], gold)

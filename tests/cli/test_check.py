@@ -337,6 +337,19 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     assert prompt in done.stdout.splitlines()
 
 
+def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugin: Path) -> None:
+    plugin.write_text(
+        "from swift_r1 import DatasetMeta, orms, register_dataset\n"
+        "def load():\n"
+        "    raise SystemExit('rows are prepared')\n"
+        "orms['last_number'] = lambda completions, **kwargs: [0.0] * len(completions)\n"
+        "register_dataset(DatasetMeta(dataset_name='sums', loader=load))\n"
+    )
+    done, _ = rlhf(plugin.parent, "no_such_reward")
+    assert "no reward function no_such_reward: known are last_number, accuracy, " in done.stderr
+    assert "rows are prepared" not in done.stderr
+
+
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Ends at the model, which is no model: everything before it is checked."""
     words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--model", "./gone"]

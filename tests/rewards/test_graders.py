@@ -493,6 +493,73 @@ def test_the_library_says_nothing_about_its_time(
     assert time.monotonic() - started > 0.9 and not caplog.records
 
 
+ANSWERS = (r"\boxed{%s}", "So the answer is $%s$.", "<answer>%s</answer>", "<answer>$%s$</answer>")
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        *(
+            "x^6",
+            r"\sqrt{2}",
+            r"(3,\frac{\pi}{2})",
+            r"\dfrac{1}{2}",
+            r"\text{Monday}",
+            "[0,1)",
+            "p - q",
+            r"2\pi",
+            "3x+2",
+        ),
+        *("10^{-3}", "B", r"\text{(B)}", "1,234", "0.5", "18"),
+    ],
+)
+def test_accuracy_reads_golds_as_people_store_them(gold: str) -> None:
+    texts = [answer % gold for answer in ANSWERS] + [r"\boxed{2}"]
+    assert build_reward("accuracy").call(texts, {"solution": [gold] * 5}) == [1.0] * 4 + [0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "value"),
+    [
+        ("<answer>Tuesday</answer>", "Monday", 0.0),
+        ("<answer>monday</answer>", r"\text{Monday}", 1.0),
+        ("<answer>B</answer>", "(B)", 1.0),
+        ("<answer>B</answer>", "C", 0.0),
+        (r"<answer>2\pi</answer>", "2", 0.0),
+        ("<answer>The total is 18 dollars</answer>", "18", 1.0),
+        (r"\boxed{5\text{ g}}", r"5\text{ kg}", 0.0),
+        (r"\boxed{(1, 2)}", r"\{1, 2\}", 0.0),
+        (r"\boxed{18}", ["17", "18"], 1.0),
+        (r"\boxed{18}", 18, 1.0),
+        (r"\boxed{18}", "As $9 * 2 = 18$, it is \\boxed{18}.", 1.0),
+        (r"\boxed{18}", None, None),
+        (r"\boxed{18}", [], None),
+    ],
+)
+def test_accuracy_of_texts_lists_and_units(text: str, gold: object, value: float | None) -> None:
+    assert build_reward("accuracy").call([text], {"solution": [gold]}) == [value]
+
+
+# No single answer, and one with a dollar too many.
+UNREADABLE = {
+    "$f(x)=a x+b$, where $b$ is an arbitrary integer, and $a$ is an arbitrary positive integer with $\\mho(a)=0$",
+    "$221,$8$",
+}
+
+
+@needs_data
+@pytest.mark.data
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.long)])
+def test_accuracy_of_every_gold_answer_of_the_evaluation_sets(every: int) -> None:
+    accuracy = build_reward("accuracy")
+    for item in _items()[::every]:
+        gold = str(int(item)) if isinstance(item, float) else item
+        for answer in gold if isinstance(gold, list) else [gold]:
+            texts = [boxed(answer.strip()), f"So the answer is ${answer.strip().strip('$')}$."]
+            if answer.strip() not in UNREADABLE:
+                assert accuracy.call(texts, {"solution": [gold] * 2}) == [1.0, 1.0], answer
+
+
 def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:
     texts = [r"so \boxed{\frac{2}{4}}", r"<answer>$2^{10}$</answer>", "no box", r"\boxed{9^{9^{9}}}", "5"]
     solutions = [r"$\frac{1}{2}$", "<answer>$1024$</answer>", "$3$", "$3$", ""]

@@ -60,7 +60,7 @@ _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 def equal(given: str, right: str) -> bool:
     """Whether a tidied answer equals a tidied gold answer."""
-    return same_text(given, right) or _same_words(given, right) or _equal_values(given, right, MAX_PARTS)
+    return same_text(given, right) or same_words(given, right) or _equal_values(given, right, MAX_PARTS)
 
 
 def contradict(given: str, right: str) -> bool:
@@ -86,7 +86,7 @@ def _last_word(text: str) -> str:
     return found[1] if len(found[1]) == 1 else found[1].lower().rstrip("s")
 
 
-def _same_words(given: str, right: str) -> bool:
+def same_words(given: str, right: str) -> bool:
     r"""Answers in words: \text{East} is east, and \text{(B)} is B."""
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
