@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from itertools import permutations
@@ -14,10 +15,14 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.plugins import LoadedPlugin
 from swift_r1.rewards.graders.answers import first_answer
-from swift_r1.rewards.orm import is_built_in
+from swift_r1.rewards.orm import Reward, build_reward, is_built_in
 
 COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine")
 """The built-in rewards that compare an answer with the column `solution`."""
+_NUMBER = re.compile(r"-?[0-9](?:[0-9,.]*[0-9])?")
+_SENTENCE = re.compile(r"(?:(?<!\\)\b[A-Za-z]{2,}[^A-Za-z\\{}]+){3}")  # working, or an answer in a sentence
+_SECONDS = 20.0  # for the golds of a reward
+_SHOWN, _LONGEST = 3, 60
 _PART = re.compile(r"\{(\w+)[\[.:!][^{}]*\}")
 _MOST_NUMBERS = 4  # of a Countdown problem that is searched for a solution
 
@@ -51,7 +56,49 @@ def built_in_gold(row: Mapping[str, Any]) -> str | None:
     text = str(solution).rpartition("####")[2]
     text = first_answer(text) or text
     answer = last_boxed(text) or text
+    numbers = _NUMBER.findall(answer)
+    if numbers and _SENTENCE.search(answer):
+        answer = numbers[-1]
     return f"<think>\n</think> <answer>\\boxed{{{answer.strip()}}}</answer>"
+
+
+def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> list[str]:
+    """A line for each built-in reward that calls the own answer of some rows wrong, or has no opinion on it: their
+    number and three of them. Looks at rows for some seconds."""
+    found = []
+    for name in rewards:
+        if name not in COMPARING or name == "cosine" or not is_built_in(name):
+            continue
+        reward, deadline = build_reward(name, args), time.monotonic() + _SECONDS
+        seen, bad = 0, []
+        for row in rows:
+            if time.monotonic() > deadline:
+                break
+            seen += 1
+            if not _grades_itself(reward, row):
+                bad.append(f"{row['prompt_id']} ({_short(row.get('solution'))})")
+        if bad:
+            more = "; ..." if len(bad) > _SHOWN else ""
+            found.append(
+                f"{name} cannot read the solution of {len(bad)} of {seen} rows, whose own answer it calls wrong: "
+                f"{'; '.join(bad[:_SHOWN])}{more}"
+            )
+    return found
+
+
+def _grades_itself(reward: Reward, row: Row) -> bool:
+    gold = built_in_gold(row)
+    if gold is None:
+        return False
+    try:
+        return reward.call([gold], {"solution": [row["solution"]]}) == [1.0]
+    except ValueError:  # a grader's way to say that it cannot read a gold
+        return False
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _reached(row: Mapping[str, Any]) -> str | None:

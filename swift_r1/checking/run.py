@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
-from swift_r1.checking.golds import right_completions
+from swift_r1.checking.golds import right_completions, unreadable_golds
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
 from swift_r1.checking.preflight import column_faults, data_notes
@@ -171,6 +171,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
             golds = right_completions(args.gold, report.plugins, judged, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:
+                report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults

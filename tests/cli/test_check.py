@@ -394,6 +394,17 @@ def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:
     assert reward["tells_right"]
 
 
+def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -> None:
+    golds = ["2", "He has 3 apples and gets 2, so 5.", "\\frac{1}{2}", "about ten", "$1$ or $2$, whichever"]
+    rows = [{"question": f"{number}?", "solution": gold} for number, gold in enumerate(golds)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--dataset", "sums.jsonl", "--num_rows", "1", "--reward_funcs")
+    first, second = check(tmp_path, *words, "math", "gsm8k", code=0, plugins=())["notes"]
+    said = "cannot read the solution of {} of 5 rows, whose own answer it calls wrong: sums:1 (He has 3 apples"
+    assert first.startswith("math " + said.format(1))
+    assert second.startswith("gsm8k " + said.format(3)) and "sums:3 (about ten); sums:4 (" in second
+
+
 def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:
     """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
     words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
