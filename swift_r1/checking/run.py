@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
+from swift_r1.checking.golds import right_completions, unreadable_golds
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
-from swift_r1.checking.preflight import column_faults
+from swift_r1.checking.preflight import column_faults, data_notes
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
-from swift_r1.data.loading import columns_of
+from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, encoder_of_run
 from swift_r1.data.registry import register_dataset_info
@@ -26,7 +27,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
-from swift_r1.errors import UsageError, a_kind, describe, one_line
+from swift_r1.errors import UsageError, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -76,7 +77,8 @@ class DatasetReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """All findings. `faults` are those that belong to no single dataset or reward, one line each."""
+    """All findings. `faults` are those that belong to no single dataset or reward, one line each, and `notes` are what
+    breaks no run."""
 
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
@@ -84,6 +86,7 @@ class CheckReport:
     tools: list[ToolReport] = field(default_factory=list)
     environment: EnvironmentReport | None = None
     faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -95,6 +98,7 @@ class CheckReport:
         return {
             "ok": self.ok,
             "faults": self.faults,
+            "notes": self.notes,
             "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
             "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
@@ -143,11 +147,15 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if args.model:
             encoder = encoder_of_run(args, _tokenizer(args.model))
             report.faults += template_faults(args, encoder) if args.calls_tools else []
-        rows = [
-            row
-            for source in open_sources(args.dataset, use_hf=args.use_hf)
-            for row in _rows(args, source, encoder, report)
-        ]
+        sources = open_sources(args.dataset, use_hf=args.use_hf)
+        rows = [row for source in sources for row in _rows(args, source, encoder, report)]
+        # All that a run would have, unless they are made, or read while it trains.
+        is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
+        parts: list[Sequence[Row]] = [rows]
+        if is_whole and all(one.ok for one in report.datasets):
+            data = load_rows(args.data_flags)
+            parts = [data.train, data.eval]
+            report.notes += data_notes(args, data)
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
@@ -158,10 +166,11 @@ def run_checks(args: CheckArguments) -> CheckReport:
         rows = rows if args.dataset else [_MADE_UP_ROW]
         judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
-            report.faults += column_faults(args, columns_of(rows))
-            golds = _golds(args, report.plugins, rows)
+            report.faults += column_faults(args, *(parts if args.dataset else [rows]))
+            golds = right_completions(args.gold, report.plugins, judged, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:
+                report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
@@ -213,37 +222,6 @@ def _tokenizer(model: str) -> Any:
         raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
 
 
-def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:
-    """A right completion for each row: `--gold` filled in, else what the first plugin's `gold(row)` gives."""
-    if args.gold is not None:
-        return [_filled(args.gold, row) for row in rows]
-    function: Callable[[Mapping[str, Any]], Any] | None = next(
-        (gold for plugin in plugins if callable(gold := getattr(plugin.module, "gold", None))), None
-    )
-    if function is None:
-        return [None] * len(rows)
-    golds: list[str | None] = []
-    for row in rows:
-        try:
-            gold = function(dict(row))
-        except Exception as error:
-            raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
-        if not isinstance(gold, str):
-            raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
-        golds.append(gold)
-    return golds
-
-
-def _filled(template: str, row: Row) -> str:
-    try:
-        return template.format_map(row)
-    except KeyError as error:
-        known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
-        raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
-    except (ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"--gold {template!r} is not a template with columns in braces: {error}") from error
-
-
 def show(report: CheckReport, console: Console) -> None:
     """Prints the report: one table of rewards, the prompts, and what is wrong."""
     from rich.markup import escape
@@ -263,6 +241,8 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for note in report.notes:
+        console.print(escape(note), style="yellow", soft_wrap=True)
     for tool in report.tools:
         console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
         style = "" if tool.outcome == "answer" else "yellow"
@@ -275,7 +255,11 @@ def show(report: CheckReport, console: Console) -> None:
             console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
     for fault in report.faults:
         console.print(escape(fault), style="red", soft_wrap=True)
-    notes = sum(len(one.problems) for one in report.datasets) + sum(len(one.problems) for one in report.rewards)
+    notes = (
+        len(report.notes)
+        + sum(len(one.problems) for one in report.datasets)
+        + sum(len(one.problems) for one in report.rewards)
+    )
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
     console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
 

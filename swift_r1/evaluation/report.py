@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +37,15 @@ def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions:
 
 
 def results_table(results: Mapping[str, Result], model: str) -> Table:
-    """One line per benchmark, shares in percent; `cut` is the share that reached its limit."""
+    """One line per benchmark, shares in percent; `cut` is the share that reached its limit. Where rewards are given in
+    parts, so that their mean is not the share of right completions, it has a column of its own."""
     ns = {one.n for one in results.values()}
     n, several = (str(ns.pop()) if len(ns) == 1 else "n"), any(one.n > 1 for one in results.values())
     kinds = ("pass", "maj") if several else ()
-    table = _table(model, ("questions", f"avg@{n}", "95 %", *(f"{kind}@{n}" for kind in kinds), "length", "cut"))
+    rewards = [(one.mean_reward, one.average.value) for one in results.values() if one.mean_reward is not None]
+    in_parts = not all(math.isclose(*pair, abs_tol=1e-9) for pair in rewards)
+    figures = (*(f"{kind}@{n}" for kind in kinds), *(("reward",) if in_parts else ()), "length", "cut")
+    table = _table(model, ("questions", f"avg@{n}", "95 %", *figures))
     for name, one in results.items():
         estimates = [one.estimates.get(f"{kind}@{one.n}") for kind in kinds]
         table.add_row(
@@ -49,6 +54,7 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
             percent(one.average.value),
             interval(one.average),
             *("" if found is None else percent(found.value) for found in estimates),
+            *((("" if one.mean_reward is None else f"{one.mean_reward:.3f}"),) if in_parts else ()),
             "" if one.mean_length is None else f"{one.mean_length:.0f}",
             percent(one.truncated),
         )

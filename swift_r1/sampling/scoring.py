@@ -314,6 +314,9 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
             row["weight_versions"] = completions[0].weight_versions
     if len(completions) != 1:
         row["sequences"] = len(completions)
+    invalid = [name for name, value in item.rewards.items() if value is not None and math.isnan(value)]
+    if invalid:
+        row["invalid"] = invalid
     if conversation.failure is not None:
         row["failure"] = conversation.failure
     if conversation.infos is not None:

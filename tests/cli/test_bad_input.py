@@ -113,7 +113,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
         (
             {"dataset": "rows.jsonl"},
-            "--reward_funcs external_countdown needs the columns nums, target, which the data lacks (it has gold)",
+            "--reward_funcs external_countdown needs the columns nums, target, which the data lacks (it has gold, ",
         ),
     ],
 )

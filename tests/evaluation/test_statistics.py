@@ -10,7 +10,8 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from swift_r1.evaluation.results import RULES, vote_classes
+from swift_r1.evaluation.report import results_table
+from swift_r1.evaluation.results import RULES, Graded, summarize, vote_classes
 from swift_r1.evaluation.statistics import (
     ks,
     majority_at_k,
@@ -181,3 +182,13 @@ def test_answers_that_the_grader_takes_as_one_vote_together(
 def test_a_class_is_as_right_as_its_most_frequent_spelling() -> None:
     answers, right = [r"\frac{2}{4}", r"\frac{1}{2}", r"\frac{1}{2}", "3"], [False, True, True, False]
     assert vote_classes(answers, right, RULES["math"].same) == ([(3, True), (1, False)], 0)
+
+
+def test_rewards_given_in_parts_have_their_mean_in_the_table() -> None:
+    def columns(*rewards: float | None) -> list[str]:
+        graded = [Graded(f"q{n // 2}", reward, None, 5, False) for n, reward in enumerate(rewards)]
+        table = results_table({"own": summarize(graded, None)}, "model")
+        return [f"{column.header}: {next(iter(column.cells))}" for column in table.columns]
+
+    assert "reward: 0.425" in columns(0.2, 0.5, 0.0, 1.0)
+    assert not any("reward" in column for column in columns(0.0, 1.0, 1.0, 1.0))

@@ -102,6 +102,14 @@ def test_a_column_of_the_data_is_not_taken_for_a_field():
     assert row["solution"] == "4" and row_columns(row) == columns
 
 
+def test_an_invalid_reward_is_not_taken_for_no_opinion():
+    item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
+    rewards = {"first": math.nan, "second": None, "third": 0.5}
+    row = completion_row(replace(item, rewards=rewards), 1, None)
+    assert row["invalid"] == ["first"]
+    assert "invalid" not in completion_row(item, 1, None)
+
+
 def test_what_a_sampler_is_told_of_a_round():
     first, fresh = scores([1.0, 1.0, 0.0, math.nan], 0), scores([0.0, 1.0, 5.0, math.nan], 2)
     told = outcomes_of(first.with_groups_replaced([0], fresh, 2), [-1.0, 1.0, 0.0, 0.0], 7)
