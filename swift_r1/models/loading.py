@@ -193,7 +193,7 @@ def _dtype(name: str | None) -> Any:
 
 
 def as_readable_as_its_config(folder: Path) -> None:
-    """Gives weights that `save_pretrained` wrote the mode of their config: safetensors lets nobody but its user read."""
+    """Gives weights that `save_pretrained` wrote the mode of their config: safetensors lets only its own user read."""
     for weights in folder.glob("*.safetensors"):
         weights.chmod(next(folder.glob("*config.json")).stat().st_mode)
 

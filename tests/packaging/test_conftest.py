@@ -26,7 +26,9 @@ HEARS = "import signal\ndef test_it():\n    assert signal.getsignal(signal.SIGIN
 TWO = ("-p", "xdist", "-n", "2")  # processes
 
 
-def run(tmp_path: Path, test: str, required: bool, words: tuple[str, ...] = (), **how: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, test: str, required: bool, words: tuple[str, ...] = (), **how: Any
+) -> subprocess.CompletedProcess[str]:
     conftest = (ROOT / "conftest.py").read_text().replace("GRACE_S = 15.0", "GRACE_S = 0.5")
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = data: needs data\n")
@@ -69,6 +71,8 @@ def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(tmp_path: 
 
 
 @pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two processes"])
-def test_ctrl_c_is_heard_by_tests_that_a_script_starts_in_the_background(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_ctrl_c_is_heard_by_tests_that_a_script_starts_in_the_background(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     done = run(tmp_path, HEARS, False, words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     assert done.returncode == pytest.ExitCode.OK, done.stdout
