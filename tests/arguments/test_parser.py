@@ -67,8 +67,16 @@ def test_folders_of_runs_may_stand_anywhere() -> None:
     ):
         args = parse_arguments(ViewArguments, words.split(), {})
         assert (args.runs, args.text) == (["a", "b"], True)
-    with pytest.raises(UsageError, match="--runs is given twice"):
-        parse_arguments(ViewArguments, ["a", "--runs", "b"], {})
+    assert parse_arguments(ViewArguments, ["a", "--runs", "b"], {}).runs == ["b"]
+
+
+def test_of_a_flag_given_twice_the_last_counts(caplog: pytest.LogCaptureFixture) -> None:
+    args = parse("--seed", "x", "--reward_weights", "1", "--seed=2", "--reward-weights", "0.5")
+    assert (args.seed, args.reward_weights) == (2, [0.5])
+    assert caplog.messages == [
+        "--seed is given twice: the last one counts",
+        "--reward-weights is given twice: the last one counts",
+    ]
 
 
 def test_one_dash_is_a_typo_unless_a_number_follows() -> None:
@@ -167,6 +175,9 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
         f"{config}: torch_dtype is given twice, once as dtype: keep one",
         f"{config}: system must be text, not a bool: put the value in quotes",
     )
+    config.write_text("reward_weights: 1 0.2\n")
+    with pytest.raises(UsageError, match=r"reward_weights is a list, in YAML \[1, 0.2\]"):
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
     config.write_text("a: [\n")
     with pytest.raises(UsageError, match=r"not valid YAML .* in line 2"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
@@ -338,10 +349,9 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
     )
     assert list(args.about_flags) == [f"always so here: {', '.join(args.always_so)}"]
     assert "always_so" not in args.to_dict() and not list(parse().about_flags)
-    assert faults("--use_galore", "--do_predict", "yes", "--use_galore", "false") == (
+    assert faults("--use_galore", "false", "--do_predict", "yes", "--use_galore") == (
         "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
         "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
-        "--use_galore is given twice: keep one",
     )
 
 
