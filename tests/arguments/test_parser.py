@@ -255,8 +255,8 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "processes", "accumulation", "round_size", "line"),
     [
-        ("", 1, 16, 16, "--gradient_accumulation_steps 16: whole groups of 8"),
-        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: whole groups of 12"),
+        ("", 1, 16, 16, "--gradient_accumulation_steps 16: a micro-batch of 1 has no whole groups of 8"),
+        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: a micro-batch of 1 has no"),
         ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
         ("--per_device_train_batch_size 3 --deepspeed zero2", 2, 4, 24, "--gradient_accumulation_steps 4"),
         (
@@ -283,8 +283,13 @@ def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation,
     assert (args.gradient_accumulation_steps, args.generation_batch_size) == (accumulation, round_size)
     plan = make_plan(args, processes, 100)
     assert plan.completions_per_round == round_size == plan.prompts_per_round * args.num_generations
-    shown = list(plan_table(plan, args).columns[1].cells)
-    assert [one for one in shown if line is not None and str(one).startswith(line)] == list(args.chosen)
+    assert [one for one in args.about_flags if line is not None and one.startswith(line)] == list(args.chosen)
+
+
+def test_that_sgd_decays_weights_is_said() -> None:
+    words = ("--optim", "sgd", "--learning_rate", "0.5")
+    assert any("by 0.05 of them a step" in line for line in parse(*words).about_flags)
+    assert not list(parse(*words, "--weight_decay", "0").about_flags)
 
 
 def test_defaults_that_depend_on_others() -> None:
