@@ -209,8 +209,8 @@ def _read(
 
 
 def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag as it was written last, and the words that belong to it. Other words are those of the positional flag; without one
-    they belong to the flag before them, and those before the first flag are faults."""
+    """Each flag as it was written last, and the words that belong to it. Other words are those of the positional flag;
+    without one they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)
     positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []

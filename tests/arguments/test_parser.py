@@ -12,7 +12,6 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments, make_plan, parse
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
-from swift_r1.arguments.plan import plan_table
 from swift_r1.arguments.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.launch.run_folder import without_secrets
