@@ -138,6 +138,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_rank0 and why is not None:
             logger.info(why)
             tell("stopping", why)
+        if ranks.is_rank0 and stop.reason not in (0, NOT_BETTER):
+            logger.info("the same command with --resume_from_checkpoint last goes on after step %d", summary.steps)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 

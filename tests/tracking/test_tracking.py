@@ -15,10 +15,18 @@ import pytest
 from rich.console import Console
 
 from swift_r1.errors import UsageError
+from swift_r1.runtime.terminal import Terminal
 from swift_r1.tracking.console import RunConsole, progress_bar
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
+
+
+def test_a_line_in_a_pipe_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    out = io.StringIO()
+    Terminal(file=out).print("word " * 30)
+    assert out.getvalue().count("\n") == 1
 
 
 def test_every_line_is_standard_json(tmp_path):
