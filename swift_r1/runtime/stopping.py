@@ -59,6 +59,11 @@ class StopRequest:
     def exit_code(self) -> int:
         return EXIT_OK if self.reason in (OUT_OF_TIME, NOT_BETTER) else self.reason
 
+    @property
+    def signalled(self) -> bool:
+        """Whether this process was told to stop."""
+        return bool(self._signalled)
+
     def limit(self, seconds: float) -> None:
         """The run must have ended in this many seconds from now."""
         self._deadline = time.monotonic() + seconds

@@ -269,6 +269,33 @@ def test_nothing_is_left_behind(launch, who):
     assert "local-0 is gone" in one.said
 
 
+@pytest.mark.parametrize("who", ["driver", "the agent's first process"])
+def test_training_saves_with_its_servers_and_then_they_end(launch, who):
+    """Its step may need them."""
+    one = launch(ONE, "--on_node_loss", "stop")
+    _, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    until(lambda: one.said.count("serves") == 2)
+    below = one.below()
+    (one.process if who == "driver" else one.agent(trainer)).kill()
+    wait_until_gone(below, 40)
+    assert (one.folder / "saved-0").read_text() == "2"
+    assert one.process.wait(40) == (-signal.SIGKILL if who == "driver" else 5)
+
+
+def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch, tmp_path):
+    (tmp_path / "ranks").touch()
+    one = launch({"train": {}})
+    [trainer] = one.started("rlhf")
+    [rank] = [each for each in one.below() if each.cmdline()[-1] == "rank"]
+    os.kill(trainer["pid"], signal.SIGKILL)
+    until((tmp_path / "rank-saves-0").exists)
+    until(lambda: not psutil.pid_exists(trainer["pid"]))  # its agent has seen it
+    (tmp_path / "disk").touch()
+    wait_until_gone([rank])
+    assert (tmp_path / "rank-saved-0").exists()
+    one.started("rlhf", after=[trainer])
+
+
 @pytest.mark.parametrize(("policy", "nodes", "ranks"), [("restart", 3, "2"), ("wait", 2, "2")])
 def test_a_lost_node_that_trained(launch, policy, nodes, ranks):
     one = launch(TWO_NODES | {"rollout": {}}, "--on_node_loss", policy, local={"nodes": nodes})
