@@ -32,6 +32,7 @@ from swift_r1.launch.run_folder import (
     find_checkpoint,
     run_folder,
     run_folder_faults,
+    settings_of_all_nodes,
     write_args,
 )
 from swift_r1.launch.servers import wait_for_servers, with_servers_turns
@@ -111,6 +112,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
         check_same_run(args, world, data_hash, checkpoint)
     token = None
     with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:  # for servers, and for leases
+        if nodes is not None:
+            nodes.agree(settings_of_all_nodes(parsed, world))
         if args.use_vllm and not args.colocates and is_first_node:
             token = wait_for_servers(args, folder)
         folder = run_folder(args, world, nodes, folder)
