@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.conftest import ROLES, STEPS
@@ -156,6 +157,14 @@ def test_a_killed_driver_leaves_nothing(on_ray):
     one.says("trains")
     one.send(signal.SIGKILL)
     one.wait(10)
+
+
+def test_processes_have_the_priority_that_they_have_elsewhere(on_ray):
+    """Ray's own workers run at 15."""
+    one = on_ray(python=STUB).start()
+    one.says("trains")
+    until(lambda: list(one.folder.glob("rlhf-*.json")))
+    assert {process.nice() for process in processes_in(one.folder)} == {psutil.Process().nice()}
 
 
 def test_what_does_not_fit_is_said(on_ray):

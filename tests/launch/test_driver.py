@@ -7,13 +7,16 @@ import fcntl
 import os
 import pty
 import signal
+import tempfile
 import termios
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from swift_r1.errors import EXIT_RANK_KILLED
 from tests.conftest import until, wait_until_gone
 
 ONE = {"train": {}, "rollout": {"replicas": 2}}
@@ -240,8 +243,19 @@ def test_a_second_signal_ends_at_once(launch):
         os.kill(trainer["pid"], signal.SIGSTOP)
     one.process.send_signal(signal.SIGINT)
     until(lambda: "once more ends everything at once" in one.said)
+    left = Path(tempfile.mkdtemp(prefix="swift-r1-weights-", dir="/dev/shm"))  # as of a server
     one.process.send_signal(signal.SIGINT)
     assert one.wait(20) == 130
+    assert not left.exists()
+
+
+def test_a_killed_rank_is_named_as_such(launch):
+    """The trainer's own launcher has a code for it that nobody else is told."""
+    one = launch({"train": {"processes": 2}}, "--max_restarts", "0")
+    one.started("rlhf")
+    one.end(EXIT_RANK_KILLED)
+    assert one.wait() == 5
+    assert "train-0 on local has ended, since a signal killed one of its ranks" in one.said
 
 
 @pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process", "the agent's process group"])

@@ -82,6 +82,7 @@ class Agent:
     received: bytearray = field(default_factory=bytearray)
     over: str | None = None
     warned: bool = False
+    killed: bool = False  # something of what was started, by a signal
 
     def run(self) -> None:
         """Until the driver is gone; then nothing that was started is there any more."""
@@ -219,6 +220,7 @@ class Agent:
                 assert child.process.stdout is not None
                 child.process.stdout.close()
                 self.tell("ended", id=child.name, code=code)
+                self.killed = self.killed or code < 0
 
     def running(self) -> set[int]:
         return {child.process.pid for child in self.children.values() if child.process.poll() is None}
@@ -253,6 +255,15 @@ class Agent:
                     self.unsent.clear()
                 time.sleep(_LOOK_S)
         end_strays(frozenset())
+        if self.killed:
+            remove_what_is_left()
+
+
+def remove_what_is_left() -> None:
+    """Servers that were killed had no time to empty their shared memory."""
+    from swift_r1.weights.staging import remove_leftovers  # numpy is behind it
+
+    remove_leftovers()
 
 
 def about_node() -> dict[str, Any]:
@@ -318,6 +329,8 @@ def _guard(inner: int) -> int:
     while time.monotonic() < deadline and _has_children():
         time.sleep(_LOOK_S)
     end_strays(frozenset())
+    if status:
+        remove_what_is_left()
     return os.waitstatus_to_exitcode(status)
 
 

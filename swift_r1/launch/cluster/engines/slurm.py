@@ -195,10 +195,11 @@ def _end(job: str, what: str, state: Mapping[str, str], interrupted: int) -> int
 
 def _waiting(job: str, state: Mapping[str, str]) -> str:
     reason, again = state.get("Reason", "None"), state.get("Restarts", "0")
+    why = "Slurm has not said yet for what" if reason == "None" else f"{reason}{_MEANINGS.get(reason, '')}"
     begun = f", after {again} restarts" if again != "0" else ""
     start = state.get("StartTime", "Unknown")
     expected = f"; Slurm expects to start it at {start}" if start != "Unknown" else ""
-    return f"job {job} waits{begun}: {reason}{_MEANINGS.get(reason, '')}{expected}"
+    return f"job {job} waits{begun}: {why}{expected}"
 
 
 _MEANINGS = {
