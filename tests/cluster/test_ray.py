@@ -141,6 +141,7 @@ def test_a_killed_raylet_costs_no_whole_step(ray_cluster, on_ray, tiny_model):
     ray_cluster.fill()
     one.wait()
     until(lambda: not processes_in(one.folder), 60)
+    assert "state-dump" not in one.said
     assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
 
 
