@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,8 +86,12 @@ class Nodes:
         self._store_lost = False
         self.seen: Cause | None = None
 
-    def __enter__(self) -> Nodes:
+    def meet(self) -> None:
+        """Connects to node 0. Raises as entering."""
         self._own, self._watching = self._connect(), self._connect()
+
+    def __enter__(self) -> Nodes:
+        self.meet()
         self._tell(self._own, f"beat/{self.world.node_rank}", "0")  # who goes before the first beat is missed too
         # Meeting may have taken minutes.
         self._heard = dict.fromkeys(self._heard, time.monotonic())
@@ -273,6 +278,25 @@ class Nodes:
         return prefixed
 
 
+def tell_node_0(error: SwiftError) -> None:
+    """This node ends before the nodes have met: node 0 ends with it, where that is there already."""
+    world, faults = World.from_environment(os.environ)
+    if faults or not world.node_rank:
+        return
+    with suppress(OSError, RuntimeError, RunFailed):
+        place = str(world.master_addr), world.master_port or DEFAULT_MASTER_PORT
+        socket.create_connection(place, _ANSWER_SECONDS).close()  # torch would try again and again
+        nodes = Nodes(world, _SILENT_SECONDS, lambda: None)
+        nodes.meet()
+        nodes.settle(_ended(world, error))
+
+
+def _ended(world: World, error: BaseException) -> Cause:
+    code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
+    text = str(error) if isinstance(error, SwiftError) else "interrupted"
+    return Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}")
+
+
 @contextmanager
 def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
     """The nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
@@ -295,7 +319,5 @@ def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterato
             yield nodes
             nodes.part()
         except BaseException as error:
-            code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
-            text = str(error) if isinstance(error, SwiftError) else "interrupted"
-            nodes.settle(Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}"))
+            nodes.settle(_ended(world, error))
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,18 @@ def test_nodes_that_differ_end_with_2(
     assert (tmp_path / "node1").read_text().splitlines()[-1] == f"swift rlhf: {line}"
 
 
-def test_node_0_says_whom_it_waits_for(node: Callable[..., ForkedProcess], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ({"external_plugins": "no.py"}, "--external_plugins no.py: there is no such file"),
+        ({"wrong": 1}, "unknown flag --wrong"),
+    ],
+)
+def test_node_0_says_whom_it_waits_for_and_learns_that_it_has_ended(
+    node: Callable[..., ForkedProcess], tmp_path: Path, flags: dict[str, Any], fault: str
+) -> None:
     first = node(0)
     until(lambda: "waiting for node 1, of 2 (NODE_RANK)" in (tmp_path / "node0").read_text(), 60)
-    with pytest.raises(subprocess.TimeoutExpired):
-        first.wait(0)
+    assert node(1, **flags).wait(60) == 2
+    assert first.wait(30) == 2
+    assert (tmp_path / "node0").read_text().splitlines()[-1].startswith(f"swift rlhf: node 1: {fault}")
