@@ -107,7 +107,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(spans.flush)
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
-        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell)
+        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell, stop)
         data, counts = Inputs(), None
         if ranks.is_rank0:
             data = open_inputs(context)
