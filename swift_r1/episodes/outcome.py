@@ -34,6 +34,7 @@ class Play:
     late: bool
     seconds: float
     timeout: float
+    needs_reward: bool  # no reward function judges it but `agent_reward`
 
 
 def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -> Conversation:
@@ -46,7 +47,7 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
         failure, result = None, {"reward": 0.0}
     elif failure is None:
         try:
-            result = _result(play.ended, len(calls))
+            result = _result(play, len(calls))
         except _NoResult as error:
             failure = f"result: {error}"
     turns = {call.number: turn for turn, call in enumerate(calls)}
@@ -108,21 +109,24 @@ def _failure(play: Play, answered: bool) -> str | None:
     return None if answered else f"silent: it made no call of the model that was answered{words}"
 
 
-def _result(ended: Ended, calls: int) -> dict[str, Any]:
+def _result(play: Play, calls: int) -> dict[str, Any]:
     """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
-    text, value = ended.result, None
+    text, said = play.ended.result, "it returned"
     if text is None:
-        text = next((line for line in reversed(ended.stdout.splitlines()) if line.strip()), "null")
+        said = "its last line is"
+        text = next((line for line in reversed(play.ended.stdout.splitlines()) if line.strip()), "")
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):  # the latter for one that is nested too deep
-            return {"reward": None}
+            value = None
         if not isinstance(value, int | float | dict):  # some JSON that was meant for somebody else
-            return {"reward": None}
+            value = None
     else:
         value = json.loads(text)
     found = dict(value) if isinstance(value, dict) else {"reward": value}
     reward = found.setdefault("reward", None)
+    if reward is None and play.needs_reward:
+        raise _NoResult(f"{said} {text[:60]!r}, which is no reward, and no other reward function judges")
     if reward is not None and not _is_number(reward):
         raise _NoResult(f"the reward is {str(reward)[:60]!r}, not a finite number")
     found["reward"] = None if reward is None else float(reward)

@@ -161,13 +161,13 @@ class Parent:
             while episode.hear(descriptor):
                 pass
             self._close(episode, descriptor)
-        answer = {
-            "ended": episode.number,
-            "code": os.waitstatus_to_exitcode(status),
-            "stdout": episode.text("stdout"),
-            "stderr": episode.text("stderr"),
-            **_returned(episode.said["result"]),
-        }
+        code, result = os.waitstatus_to_exitcode(status), episode.said["result"]
+        if code == 0 and not result and self._order.command is None:
+            returned = {"raised": "its process ended before run returned"}
+        else:
+            returned = _returned(result)
+        said = {name: episode.text(name) for name in ("stdout", "stderr")}
+        answer = {"ended": episode.number, "code": code, **said, **returned}
         self._tell(answer)
 
     def _tell(self, answer: Mapping[str, Any]) -> None:

@@ -38,6 +38,7 @@ class AgentLimits:
     seconds: float
     calls: int | None
     total: bool  # whether `max_tokens` of the sampling holds for all calls together instead of for each
+    needs_reward: bool = False  # whether an episode that gives no reward has failed
 
 
 @dataclass(eq=False)
@@ -142,7 +143,8 @@ class AgentRunner:
         except TimeoutError as error:
             raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
-        play = Play(group, episode.prompt, how, late, episode.seconds(), self.limits.seconds)
+        limits = self.limits
+        play = Play(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
@@ -47,6 +47,15 @@ class ScoredRound:
     @property
     def generated(self) -> list[ScoredCompletion]:
         return [*self.trained, *self.dropped]
+
+    @property
+    def no_reward(self) -> str | None:
+        """Why no completion has a reward; None where one has."""
+        if not all(math.isnan(item.reward) for item in self.generated):
+            return None
+        failures = [item.conversation.failure for item in self.generated if item.conversation.failure is not None]
+        invalid = [f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid]
+        return next(chain(failures, invalid), "each reward function returned None for all of them")
 
     def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
         """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""

@@ -76,6 +76,10 @@ class Misbehaves(Agent):
             raise ConnectionError("the shop is closed")
         if how == "leaves":
             sys.exit(3)
+        if how == "ends its process":
+            os._exit(0)
+        if how == "returns nothing":
+            return None
         if how == "dies":
             os.kill(os.getpid(), 9)
         if how == "eats":

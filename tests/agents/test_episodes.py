@@ -24,6 +24,7 @@ WRONG = {
     "silent": "silent: it made no call of the model that was answered",
     "crashes": "exception: ConnectionError: the shop is closed",
     "leaves": "exception: SystemExit: 3",
+    "ends its process": "exception: its process ended before run returned",
     "dies": "died: signal 9 (Killed)",
     "eats": "memory: MemoryError",
     "gives a list": "result: the reward is '[1.0]', not a finite number",
