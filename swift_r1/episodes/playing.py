@@ -83,6 +83,11 @@ class _Call:
     future: asyncio.Future[Completion]
 
 
+def _place(call: _Call) -> tuple[int, Sequence[int], str]:
+    """Among the calls of a round. The seed follows from what a call says, the number from when it came."""
+    return call.episode.place, call.request.seeds or (), call.request.request_id
+
+
 class Answerer(Protocol):
     """`ServerRollouts`, or the part of a pool that a prefetched round has."""
 
@@ -273,7 +278,7 @@ class Episodes:
             self._changed.clear()
             await self._changed.wait()
         # The order in which they came must not matter.
-        waiting = sorted(self._waiting.values(), key=lambda call: (call.episode.place, call.request.request_id))
+        waiting = sorted(self._waiting.values(), key=_place)
         requests = [call.request for call in waiting]
         self._asked = [request.request_id for request in requests]
         return requests

@@ -32,6 +32,7 @@ class ScoredCompletion:
     rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
     reward: float  # their weighted sum; NaN where no advantage can be computed from it
     objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
+    outcome: float  # the objective without what the rewards of turns add by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class ScoredRound:
 class Scoring:
     """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end,
     in the order of `prompts`, which are numbered from `first_group`. `trainer_state` is what rewards are told of the
-    run."""
+    run; with `by_turns` what an agent returned counts turn by turn alone."""
 
     def __init__(
         self,
@@ -87,8 +88,9 @@ class Scoring:
         compose: Composition,
         trainer_state: Mapping[str, int],
         first_group: int = 0,
+        by_turns: bool = False,
     ) -> None:
-        self._compose, self._first = compose, first_group
+        self._compose, self._first, self._by_turns = compose, first_group, by_turns
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         if len(self._places) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
@@ -110,7 +112,11 @@ class Scoring:
         flat = [one for place in sorted(self._groups) for one in self._groups[place]]
         failed = {place for place, one in enumerate(flat) if one.failure is not None}
         columns = [_without(column, failed) for column in columns] if failed else columns
-        totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
+        more = batch.columns["is_truncated"], batch.group_size
+        totals = self._compose([column.values for column in columns], *more)
+        outcomes = totals.objectives
+        if self._by_turns:
+            outcomes = self._compose([_without_turns(column) for column in columns], *more).objectives
         ended = [
             (conversation, self._first + place, number)
             for place in sorted(self._groups)
@@ -124,6 +130,7 @@ class Scoring:
                 rewards={column.name: column.values[i] for column in columns},
                 reward=math.nan if i in failed else totals.rewards[i],
                 objective=math.nan if i in failed else totals.objectives[i],
+                outcome=math.nan if i in failed else outcomes[i],
             )
             for i, (conversation, group, number) in enumerate(ended)
         ]
@@ -154,6 +161,12 @@ def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
     """What a function said of episodes that failed is no reward, and no fault of its own."""
     values = tuple(None if place in failed else value for place, value in enumerate(column.values))
     return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
+
+
+def _without_turns(column: RewardColumn) -> list[float | None]:
+    """The values of a function, 0 for those that are sums of their turns' rewards."""
+    factor = 0.0 if column.name == "agent_reward" else 1.0
+    return [None if value is None else factor * value for value in column.values]
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:

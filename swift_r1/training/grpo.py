@@ -59,7 +59,7 @@ def batch_of_round(
         prompts or [row.prompt_token_ids for row in sequences],
         [row.completion.token_ids for row in sequences],
         [row.completion.logprobs for row in sequences],
-        [item.objective for item in scored.trained],
+        [item.outcome for item in scored.trained],
         [conversations[number].finish_reason == "length" for number, _ in rows],
         [row.loss_mask for row in sequences],
         [number for number, _ in rows],

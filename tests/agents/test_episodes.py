@@ -86,6 +86,18 @@ def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: 
     assert tokens(first) == tokens(again)
 
 
+def test_equal_calls_beside_each_other_have_the_answers_of_their_order(stages: Callable[..., Stage]) -> None:
+    """They may arrive in any order."""
+    stage = stages("repeats")
+    rows = [{"how": how, "messages": [{"role": "user", "content": "say"}]} for how in ("together", "in turn")]
+    said = {}
+    for row in rows:  # the same episodes, since seeds are by number
+        [group] = stage.play([row], n=3)
+        said[row["how"]] = [(one.infos or {})["said"] for one in group]
+    assert len({text for texts in said["together"] for text in texts}) > 12
+    assert said["together"] == said["in turn"]
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_agents_that_misbehave_are_told_apart(stages: Callable[..., Stage], served: bool) -> None:
     stage, rows = stages("misbehaves", memory=1.0), [{"how": how} for how in WRONG]

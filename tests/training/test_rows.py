@@ -111,7 +111,7 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(tiny_model
         prompts = [[7, 8, *whole[number][:start]] for number, start in parts]
         ends = [cuts[number] if start == 0 and cuts[number] else len(whole[number]) for number, start in parts]
         rows = [whole[number][start:end] for (number, start), end in zip(parts, ends, strict=True)]
-        engine = [[-4.6 + 0.6 * one for one in wide[n][start:end]] for (n, start), end in zip(parts, ends, strict=True)]
+        engine = [[-7.4 + 0.6 * one for one in wide[n][start:end]] for (n, start), end in zip(parts, ends, strict=True)]
         owners = [number for number, _ in parts]
         one = round_batch(prompts, rows, engine, [0.0] * 4, [False] * len(rows), owners=owners)
         batches = split_step(one, range(4), Batching(Form(), 1, 2, 20), ALONE)
