@@ -40,16 +40,11 @@ class Play:
 def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -> Conversation:
     record = state.record()
     calls = sorted(record.calls, key=lambda call: call.number)
-    failure, result = _failure(play, bool(calls)), dict[str, Any]()
+    failure, result = outcome_of(play, len(calls))
     # Where the first call was refused there is nothing that the policy could have done otherwise.
     limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
     if limited:  # it was cut off, as a completion is at its longest
         failure, result = None, {"reward": 0.0}
-    elif failure is None:
-        try:
-            result = _result(play, len(calls))
-        except _NoResult as error:
-            failure = f"result: {error}"
     turns = {call.number: turn for turn, call in enumerate(calls)}
     forced = {call.number for call in calls if call.constrained}
     sequences = [_sequence(one, record, turns, forced) for one in record.sequences]
@@ -87,6 +82,17 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
         infos=result | noted,
         failure=failure,
     )
+
+
+def outcome_of(play: Play, calls: int) -> tuple[str | None, dict[str, Any]]:
+    """Why it has failed, and what it returned where it has not; of so many calls that were answered."""
+    failure = _failure(play, bool(calls))
+    if failure is not None:
+        return failure, {}
+    try:
+        return None, _result(play, calls)
+    except _NoResult as error:
+        return f"result: {error}", {}
 
 
 def _failure(play: Play, answered: bool) -> str | None:

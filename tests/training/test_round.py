@@ -106,9 +106,7 @@ def test_a_reward_that_is_the_sum_of_its_turns_counts_once():
         trained = scored.trained
         assert [item.reward for item in trained[:3]] == [item.objective for item in trained[:3]] == values[:3]
         assert [item.outcome for item in trained[:3]] == outcomes and math.isnan(trained[3].outcome)
-        assert (
-            batch_of_round(scored, ALONE, per_turn="none").rewards[:3].tolist() == outcomes
-        )
+        assert batch_of_round(scored, ALONE, per_turn="none").rewards[:3].tolist() == outcomes
     assert [item.outcome for item in scores(values, 0, "agent_reward").trained[:3]] == values[:3]
     flags = {"env": "gymnasium:FrozenLake-v1", "advantage_per": "turn"}
     assert EnvironmentArguments(**flags).counts_by_turns
