@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.agents import AgentReport, check_agent, show_agent
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.golds import right_completions, unreadable_golds
 from swift_r1.checking.model_folder import is_local
@@ -27,7 +28,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
-from swift_r1.errors import UsageError, one_line
+from swift_r1.errors import RunFailed, UsageError, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -85,6 +86,7 @@ class CheckReport:
     rewards: list[RewardReport] = field(default_factory=list)
     tools: list[ToolReport] = field(default_factory=list)
     environment: EnvironmentReport | None = None
+    agent: AgentReport | None = None
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -114,6 +116,7 @@ class CheckReport:
             ],
             "tools": [asdict(one) for one in self.tools],
             "environment": None if self.environment is None else asdict(self.environment),
+            "agent": None if self.agent is None else asdict(self.agent),
         }
 
 
@@ -164,6 +167,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if called and not report.faults:
             report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
+        if rows and args.plays_agent and args.env is None and not report.faults:
+            report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
+            report.faults += report.agent.faults
         judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
             report.faults += column_faults(args, *(parts if args.dataset else [rows]))
@@ -174,6 +180,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
+    except RunFailed as error:  # of the process that agents are forked from
+        report.faults.append(str(error))
     if report.rewards and all(one.tells_right is False for one in report.rewards):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report
@@ -243,6 +251,8 @@ def show(report: CheckReport, console: Console) -> None:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
     for note in report.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
+    if report.agent is not None:
+        show_agent(report.agent, console)
     for tool in report.tools:
         console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
         style = "" if tool.outcome == "answer" else "yellow"

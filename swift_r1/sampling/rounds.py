@@ -133,7 +133,8 @@ class RoundSampler:
         if open_rewards is not None:
             state = {"global_step": step, "max_steps": self.plan.total_steps}
             prompts, request_ids = [one for one, _ in asked], [request.request_id for _, request in asked]
-            scoring = Scoring(prompts, request_ids, open_rewards, compose, state, first_group)
+            how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
+            scoring = Scoring(prompts, request_ids, *how)
 
         def add(group: Sequence[Conversation]) -> None:
             if scoring is not None and not self.rollouts.unwanted():

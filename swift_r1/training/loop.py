@@ -245,6 +245,7 @@ class Trainer:
                     frozen,
                     tokens,
                     None if self.experts is None else self.experts.step(self.summary.steps),
+                    round_.batch.owners,
                 )
                 metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
                 if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
