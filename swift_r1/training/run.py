@@ -68,6 +68,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         # Nothing here reads memory that was not written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    # Otherwise a product that is cut along its sum adds the parts in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None

@@ -101,9 +101,10 @@ class LocalBackend(Backend):
             self.optimizer.step()
         elif total.isfinite():
             self.optimizer.step()
-        with torch.no_grad():
-            for parameter, master in self._master_of.items() if self._copies else ():
-                part_of(parameter).copy_(master)  # rounds to its dtype
+        if self._copies:
+            with torch.no_grad():
+                # Rounds to their dtype.
+                torch._foreach_copy_([part_of(parameter) for parameter in self._master_of], list(self.masters))
         norm = float(total)
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
