@@ -206,8 +206,8 @@ class ServerRollouts:
         what they have loaded: that of some models is above the usual one."""
         known = None
         if self.pool is not None:
-            in_16_bit = self._explained(self.pool) == TOLERANCE_16_BIT
-            known = [torch.tensor([self.pool.version == 0 and in_16_bit])]
+            as_loaded = self.pool.version == 0 and self.pool.first.broken is None  # an engine may sleep without weights
+            known = [torch.tensor([int(as_loaded and self._explained(self.pool) == TOLERANCE_16_BIT)])]
         if self.ranks.broadcast(known)[0].item():
             difference, allowed = self._difference()
             # Further apart they have not loaded the same.

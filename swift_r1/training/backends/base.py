@@ -222,10 +222,8 @@ class Movable:
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], zeros: Callable[[], Iterable[Tensor]] = tuple) -> None:
-        self._tensors, self._zeros = (
-            tensors,
-            zeros,
-        )  # asked each time: before its first step an optimizer has no moments
+        # Asked each time: an optimizer has no moments before its first step.
+        self._tensors, self._zeros = tensors, zeros
         self._block: HostBlock | None = None
         self._away: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []  # with their bytes; None for zeros
 
