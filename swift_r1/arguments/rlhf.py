@@ -105,7 +105,8 @@ class CheckArguments(RlhfArguments):
     reward_funcs: list[str] = flag([], "names of reward functions (default: all that the plugins registered)")
     gold: str | None = flag(
         None,
-        "a right completion with columns in braces, '<answer>{solution}</answer>' (default: the plugin's gold(row))",
+        "a right completion with columns in braces, '<answer>{solution}</answer>' (default: the plugin's "
+        "gold(row), or one for built-in rewards)",
     )
     num_rows: int = flag(4, "rows per dataset to preprocess, and to call the rewards with", at_least=1)
     json: bool = flag(False, "write one JSON object to standard output and nothing else")

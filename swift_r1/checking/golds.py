@@ -91,7 +91,7 @@ def _grades_itself(reward: Reward, row: Row) -> bool:
     if gold is None:
         return False
     try:
-        return reward.call([gold], {"solution": [row["solution"]]}) == [1.0]
+        return list(reward.call([gold], {"solution": [row["solution"]]})) == [1.0]
     except ValueError:  # a grader's way to say that it cannot read a gold
         return False
 

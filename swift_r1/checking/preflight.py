@@ -28,7 +28,7 @@ from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
 from swift_r1.data.store import Rows
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
-from swift_r1.plugins import load_plugins
+from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.rewards import orms
 from swift_r1.tracking.reporters import tracker_faults
 
@@ -76,12 +76,20 @@ def check_inputs(
         faults += sampler_faults(args, data.train)
     faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faults:
-        (gold,) = right_completions(None, plugins, args.called_rewards, [data.train[0]])
-        faults += quick_faults(args, data.train[0], gold)
+        faults += quick_faults(args, data.train[0], _gold(args, plugins, data.train[0]))
     faults += model_files_faults(args, environ)
     if faults or data is None:
         raise UsageError(*dict.fromkeys(faults))
     return data
+
+
+def _gold(args: RlhfArguments, plugins: Sequence[LoadedPlugin], row: Row) -> str | None:
+    """A right completion of a row; None without one, and where the plugin's function fails, which breaks no run."""
+    try:
+        return right_completions(None, plugins, args.called_rewards, [row])[0]
+    except UsageError as error:
+        _logger.warning("%s", error)
+        return None
 
 
 def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:

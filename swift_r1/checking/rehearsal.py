@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.checking.rewards import made_up_batch, more, ordinary
+from swift_r1.checking.rewards import OF_EPISODES, made_up_batch, more, ordinary
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards import worker
 from swift_r1.rewards.confine import end_strays, end_whole
@@ -73,7 +73,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
         end_strays(mark, frozenset())
     if busy is not None:
         found += _busy_fault(args, busy, batch)
-    if blind and blind == args.called_rewards:
+    if blind and set(args.called_rewards) <= {*blind, *OF_EPISODES}:
         _logger.warning(
             "no reward gives a right completion more than a wrong one, so there may be nothing to learn (`swift check`)"
         )
@@ -128,7 +128,7 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
             cause = _sure_cause(name, batch, outcome)
             if cause is not None:
                 answers.send(("fault", _fault(name, cause)))
-            elif has_gold and outcome.values and not more(*outcome.values[:2]):
+            elif has_gold and name not in OF_EPISODES and outcome.values and not more(*outcome.values[:2]):
                 answers.send(("blind", name))
     except Exception:  # noqa: BLE001  what a reward raises is caught where it is called: this is a defect of ours
         answers.send(("defect", traceback.format_exc()))

@@ -17,6 +17,7 @@ from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 
 RIGHT, WRONG = "right", "wrong"
+OF_EPISODES = ("gym_reward", "agent_reward")  # what these judge is no made-up completion
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
 _LONG = "<think>" + "and then I try the next one, which is 7 " * 500
 _GARBAGE = "\x00\ufffd\u202e</answer><answer>\\boxed{ {}%s {0} \n\n\u0661\u0662 \U0001f642 \u221a\u222b <|im_end|>"

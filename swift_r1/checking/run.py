@@ -17,7 +17,7 @@ from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
 from swift_r1.checking.preflight import column_faults, data_notes
 from swift_r1.checking.reward_models import reward_model_faults
-from swift_r1.checking.rewards import RewardReport, try_rewards
+from swift_r1.checking.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
 from swift_r1.data.loading import load_rows
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
 
-
-_OF_EPISODES = ("gym_reward", "agent_reward")
 _ENVIRONMENT_S = 120.0  # for an environment to load and play its episodes
 
 _KINDS = {
@@ -170,7 +168,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if rows and args.plays_agent and args.env is None and not report.faults:
             report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
             report.faults += report.agent.faults
-        judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
+        judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
             report.faults += column_faults(args, *(parts if args.dataset else [rows]))
             golds = right_completions(args.gold, report.plugins, judged, rows)

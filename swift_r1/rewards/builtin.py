@@ -17,7 +17,7 @@ from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
 from swift_r1.rewards.graders.answers import first_answer, tidied
 from swift_r1.rewards.graders.equality import contradict, equal
-from swift_r1.rewards.graders.library import parsed, verified
+from swift_r1.rewards.graders.library import MAX_READ, parsed, verified
 from swift_r1.rewards.orm import ORM, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
@@ -174,17 +174,17 @@ def _read_gold(solution: str) -> tuple[list[Any], str]:
 
 def _read(text: str) -> list[Any]:
     r"""What the library reads in an answer: without dollars or a box as if it stood in `\boxed{}`, except in words."""
-    anchored = _ANCHOR.search(text) is not None
-    if anchored or (" " in text and _WORDS.fullmatch(text)):
+    is_text = len(text) > MAX_READ or (" " in text and _WORDS.fullmatch(text))
+    if is_text or _ANCHOR.search(text):
         return parsed(text, extraction_mode="first_match")
     return parsed(f"\\boxed{{{text}}}")
 
 
 def _is_right(answer: list[Any], written: str, read: list[Any], text: str) -> bool:
     """Whether an answer is a gold: where both are texts by the rule `fast`, and else by the library."""
-    if text and written and equal(written, text):
-        return True
-    return not (text and written and contradict(written, text)) and verified(read, answer)
+    if not text or not written or len(written) > MAX_READ:
+        return verified(read, answer)
+    return equal(written, text) or (not contradict(written, text) and verified(read, answer))
 
 
 def _read_answer(completion: str) -> tuple[list[Any], str]:

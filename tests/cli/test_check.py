@@ -385,6 +385,8 @@ def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
     warning = "no reward gives a right completion more than a wrong one"
     assert warning in rlhf(plugin.parent, "same")[0].stderr
     assert warning not in rlhf(plugin.parent, "same", "right")[0].stderr
+    plugin.write_text(PLUGIN.replace("def gold(row):", "def gold(row):\n    row['gone']"))
+    assert "the plugin's gold(row) fails: KeyError: 'gone'" in rlhf(plugin.parent, "same")[0].stderr
 
 
 def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from math import inf, log2
 from typing import Any
 
 LIBRARY_SECONDS = 5  # per call, where it runs in the main thread
+MAX_READ = 400  # characters of an answer
 MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten milliseconds
 MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
 def library_equal(found: str, given: str, right: str) -> bool:
     """math_verify's verdict on an answer (as found, and tidied) and a tidied gold answer; what explodes is wrong."""
-    if len(given) > 400 or len(right) > 400 or not given:
+    if max(len(given), len(right)) > MAX_READ or not given:
         return False
     return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{found}}}"))
 
