@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import ClassVar, Self
 
 from swift_r1.arguments.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
-from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
+from swift_r1.arguments.eval_tasks import BENCHMARKS, Task, limited, read_tasks
 from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults, why_no_url, without_password
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
@@ -147,7 +148,12 @@ class EvalArguments(
         else:
             for task in tasks:
                 if task.reward is None:
-                    yield f"--benchmarks {task.name}: it is not a benchmark, so say who judges it: --reward_func math"
+                    near = difflib.get_close_matches(task.name, BENCHMARKS, n=1)
+                    hint = f" (did you mean {near[0]}?)" if near else ""
+                    yield (
+                        f"--benchmarks {task.name}: it is not a benchmark{hint}, so say who judges it: "
+                        "--reward_func math"
+                    )
         yield from self._unread(given)
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:

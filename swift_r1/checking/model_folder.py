@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swift_r1.data.hubs import is_hub_id
+from swift_r1.data.hubs import is_hub_id, why_unreachable
 from swift_r1.runtime.hardware import CPU, cpu_multiplies
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -153,4 +153,6 @@ def _hub_faults(model: str, environ: Mapping[str, str], flag: str, spread: int) 
         except OSError:
             if cache_only and offline:
                 return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]
+            if cache_only and why_unreachable("hf") is not None:
+                break
     return [f"{absent}, and huggingface.co cannot be reached: give a folder"]

@@ -13,13 +13,13 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
 from swift_r1.checking.golds import right_completions
-from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
+from swift_r1.checking.model_folder import config_dtype, family_faults, is_local, model_faults
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.doubles import contradictions
-from swift_r1.data.hubs import default_hub
+from swift_r1.data.hubs import ask, default_hub, is_hub_id
 from swift_r1.data.loading import LoadedData, columns_of, load_rows, row_without
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.registry import register_dataset_info
@@ -43,6 +43,8 @@ def check_inputs(
 
     Raises UsageError with every fault that could be found. Faults of plugins come alone: names depend on them.
     """
+    if is_hub_id(args.model) and not is_local(args.model):
+        ask("hf")  # while the data is looked for
     plugins = load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:

@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Hub = Literal["hf", "ms"]
 _HUB_NAMES: Mapping[Hub, str] = {"hf": "Hugging Face", "ms": "ModelScope"}
+_ADDRESSES: Mapping[Hub, tuple[str, str]] = {
+    "hf": ("HF_ENDPOINT", "https://huggingface.co"),
+    "ms": ("MODELSCOPE_ENDPOINT", "https://www.modelscope.cn"),
+}
+_ANSWER_S = 5.0  # for a hub's first answer, whatever it is
 _logger = logging.getLogger("swift_r1.data")
 
 
@@ -37,6 +44,48 @@ def default_hub(use_hf: bool | None) -> Hub:
     if use_hf is None:
         use_hf = os.environ.get("USE_HF", "").strip().lower() in ("1", "true", "yes", "on")
     return "hf" if use_hf else "ms"
+
+
+def ask(hub: Hub) -> _Asked:
+    """Asks a hub whether it is there, once in this process, without waiting for the answer."""
+    variable, usual = _ADDRESSES[hub]
+    return _asked(os.environ.get(variable) or usual)
+
+
+def why_unreachable(hub: Hub) -> str | None:
+    """Why a hub cannot be reached; None where it answers. Their own clients go on trying for half a minute."""
+    return ask(hub).why()
+
+
+@functools.cache
+def _asked(address: str) -> _Asked:
+    return _Asked(address)
+
+
+class _Asked:
+    def __init__(self, address: str) -> None:
+        self._address, self._until = address, time.monotonic() + _ANSWER_S
+        self._why: str | None = f"{address} does not answer"
+        # A thread, since looking up a name knows no deadline.
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        import httpx
+
+        try:
+            # Nothing is sent or believed, and the clients have their own way to check certificates.
+            httpx.head(self._address, timeout=_ANSWER_S, verify=False)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            self._why = f"{self._address}: {one_line(error)}"
+            return
+        except httpx.HTTPError:
+            pass  # it is there
+        self._why = None
+
+    def why(self) -> str | None:
+        self._thread.join(max(0.0, self._until - time.monotonic()))
+        return self._why
 
 
 def is_hub_id(name: str) -> bool:
@@ -88,6 +137,11 @@ def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
             found = found[split]
         return found.to_iterable_dataset() if streaming else found
 
+    import huggingface_hub
+
+    if why_unreachable("hf") is not None:
+        datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+
     def cached_folder() -> str:
         from huggingface_hub import snapshot_download
 
@@ -108,9 +162,16 @@ def _modelscope_folder(place: Place) -> str:
     for name in ("modelscope", "modelscope_hub"):  # they log every request
         logging.getLogger(name).setLevel(logging.ERROR)
     name, revision = place.name, place.revision
+
+    def download() -> str:
+        why = why_unreachable("ms")
+        if why is not None:
+            raise ConnectionError(why)
+        return str(dataset_snapshot_download(name, revision=revision))
+
     return _online_or_cached(
         place,
-        lambda: str(dataset_snapshot_download(name, revision=revision)),
+        download,
         lambda: str(snapshot_download(repo_id=name, repo_type="dataset", revision=revision, local_files_only=True)),
         str,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.preprocessors import Row, RowFault, preprocess_row, rename_columns
+from swift_r1.data.preprocessors import QUERY_KEYS, Row, RowFault, preprocess_row, rename_columns
 from swift_r1.data.sources import Source
 from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError, a_kind, describe
@@ -180,7 +181,11 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
             raise RowFault("a message is not an object with role and content")
     prompt = [_message(message) for message in with_calls(messages[:end])]
     if not prompt or prompt[-1]["role"] == "system":
-        raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns()})")
+        near = next((str(key) for key in row if difflib.get_close_matches(str(key).lower(), QUERY_KEYS, n=1)), "...")
+        raise RowFault(
+            f"no prompt: no column is a question or a user message (other columns: {columns()}); "
+            f'--columns \'{{"{near}": "query"}}\' makes one the question'
+        )
     if not any(sign.isprintable() and not sign.isspace() for sign in prompt[-1]["content"]):
         raise RowFault(f"the {prompt[-1]['role']} message is empty")
     return prompt

@@ -54,7 +54,9 @@ def main(repos: str, cache: str) -> None:
         return {
             "rows": list(data.train),
             "eval": list(data.eval),
-            "asked": sorted({request.split("?")[0].split("/")[1] for request in hub.requests}),
+            "asked": sorted(
+                {request.split("?")[0].split("/")[1] for request in hub.requests} - {""}
+            ),  # "": is it there?
         }
 
     found = {

@@ -131,6 +131,32 @@ def test_without_a_network(found: dict[str, Any]) -> None:
         assert "--dataset path/to/rows.jsonl" in fault and "\n" not in fault
 
 
+@pytest.mark.parametrize(("use_hf", "hub"), [("true", "Hugging Face"), ("false", "ModelScope")])
+def test_a_model_and_data_that_no_hub_can_give_are_named_at_once(tmp_path: Path, use_hf: str, hub: str) -> None:
+    words = ["--rlhf_type", "grpo", "--model", "org/model", "--dataset", "org/sums", "--reward_funcs", "accuracy"]
+    nobody = "http://127.0.0.1:9"
+    done = subprocess.run(
+        [sys.executable, "-m", "swift_r1", "rlhf", *words, "--use_hf", use_hf],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPO),
+            "HF_ENDPOINT": nobody,
+            "HF_HOME": str(tmp_path),
+            "MODELSCOPE_ENDPOINT": nobody,
+            "MODELSCOPE_CACHE": str(tmp_path),
+        },
+    )
+    data, model = done.stderr.splitlines()  # no word of the hubs' clients about trying again
+    assert done.returncode == 2
+    assert data.startswith("swift rlhf: dataset org/sums") and f"cannot be loaded from {hub}" in data
+    assert use_hf == "true" or f"ConnectionError: {nobody}" in data
+    assert model.startswith("swift rlhf: --model org/model is neither a folder here nor in the Hugging Face cache")
+
+
 def test_which_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("USE_HF", raising=False)
     assert (default_hub(None), default_hub(True), default_hub(False)) == ("ms", "hf", "ms")

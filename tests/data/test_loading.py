@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,7 @@ def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytes
     ("row", "cause"),
     [
         ({"kept": 1}, "no prompt: no column is a question"),
+        ({"kept": 1, "Questoin": "x"}, """--columns '{"Questoin": "query"}' makes one the question"""),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown role 'wizard'"),
         ({"messages": [{"role": "user", "content": None}]}, "content of the user message is None"),
         ({"messages": [{"role": "system", "content": "x"}]}, "no prompt"),
@@ -178,7 +180,7 @@ def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytes
     ],
 )
 def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
-    with pytest.raises(UsageError, match=f"none of its 2 rows can be used: .*{cause}"):
+    with pytest.raises(UsageError, match=f"none of its 2 rows can be used: .*{re.escape(cause)}"):
         load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", [row, row])]))
 
 

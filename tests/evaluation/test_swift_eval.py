@@ -179,6 +179,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--benchmarks", "gsm8k"], "--model is missing"),
         (["--model", "m"], "--benchmarks is missing"),
         (["--model", "m", "--benchmarks", "sums.jsonl"], "say who judges it: --reward_func math"),
+        (["--model", "m", "--benchmarks", "gsm9k"], "gsm9k: it is not a benchmark (did you mean gsm8k?), so say who"),
         (["--model", "m", "--benchmarks", "openai/gsm8k"], "openai_gsm8k: it is not a benchmark, so say who judges it"),
         (
             ["--model", "m", "--benchmarks", "gsm9k=a.jsonl"],

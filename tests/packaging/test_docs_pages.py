@@ -22,6 +22,7 @@ from swift_r1.arguments.view import ViewArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
 EVALUATION = (ROOT / "docs" / "evaluation.md").read_text()
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
@@ -35,7 +36,7 @@ KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
 
 def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
-    sums, improving, again = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
+    sums, improving, again, _ = BLOCKS
     (tmp_path / "sums.py").write_text(sums)
     (tmp_path / "again.py").write_text(again)
     (tmp_path / "improving.py").write_text(improving)
@@ -65,6 +66,15 @@ def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (reward,) = json.loads(done.stdout)["rewards"]
     assert reward["tells_right"] is True and reward["problems"] == []
+
+
+def test_a_plugin_is_tested_as_the_page_says(tmp_path: Path) -> None:
+    plugin, *_, test = BLOCKS
+    (tmp_path / "my_plugin.py").write_text(plugin)
+    (tmp_path / "test_my_plugin.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_plugin.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
 
 
 def test_every_flag_on_our_side_of_the_tables_exists() -> None:

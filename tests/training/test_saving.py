@@ -137,6 +137,21 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
 
 
+@pytest.mark.parametrize("with_state", [True, False])
+def test_what_a_checkpoint_will_take_is_known_before(tiny_model: Path, tmp_path: Path, with_state: bool) -> None:
+    backend = LocalBackend(load_model(tiny_model, "bfloat16", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    for parameter in backend.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    backend.step(1e-3)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    saver = Saver(tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, with_state)
+    saver.save(1, STATE, {}, True)
+    made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert saver.bytes_of_each("adamw_torch_fused") == pytest.approx(made, rel=0.1)
+    assert saver.lack_of_room(1, "adamw_torch_fused") is None
+    assert "GiB that are free in" in str(saver.lack_of_room(1 << 50, "sgd"))
+
+
 def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: Path) -> None:
     """The state has the float32 weights that a resumed run goes on with."""
     AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.bfloat16).save_pretrained(tmp_path / "made")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -15,11 +16,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
 from swift_r1.models.shape import transformers_config
-from swift_r1.models.weights import added_weights, has_adapters, policy_weights
+from swift_r1.models.weights import added_weights, has_adapters, policy_weights, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
@@ -70,6 +72,30 @@ class Saver:
                 model: Any = one.model
                 dtype = transformers_config(model.name_or_path).dtype if self.own_dtype else None
                 self._models.append((name, one, ModelShards(model, policy_weights(model), self.ranks, dtype)))
+
+    def lack_of_room(self, count: int, optim: str) -> str | None:
+        """Says that so many checkpoints do not fit on the disk; None where they do."""
+        size, free = count * self.bytes_of_each(optim), shutil.disk_usage(self.run_dir).free
+        if size <= free:
+            return None
+        return (
+            f"{count} checkpoint{'s' * (count != 1)} of about {size / count / 2**30:,.2f} GiB do not fit into the "
+            f"{free / 2**30:,.2f} GiB that are free in {self.run_dir}: make room, or give --save_total_limit, "
+            "--save_only_model true or another --output_dir"
+        )
+
+    def bytes_of_each(self, optim: str) -> int:
+        """Returns about what a checkpoint takes: weights or adapters, and with state what the optimizer keeps."""
+        size, moments = 0, {"sgd": 0} | dict.fromkeys(EIGHT_BIT, 2)
+        for one in (self.backend, self.critic):
+            for parameter in one.model.parameters() if one is not None else ():
+                width = whole_dtype(parameter).itemsize
+                count = whole_shape(parameter).numel()
+                if parameter.requires_grad or not has_adapters(one.model):
+                    size += count * width
+                if parameter.requires_grad and self.with_state:
+                    size += count * (moments.get(optim, 8) + (4 if width < 4 else 0))
+        return size
 
     def save(
         self,
