@@ -21,7 +21,7 @@ class LaunchArguments(Command):
     max_restarts: int = free(
         3,
         "how often training restarts from its last checkpoint, and how often in a row a server that does not get ready "
-        "comes back",
+        "comes back, or a Slurm job that has gained no step is queued again",
         at_least=0,
     )
     on_node_loss: str = free(

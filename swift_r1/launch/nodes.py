@@ -88,6 +88,7 @@ class Nodes:
 
     def meet(self) -> None:
         """Connects to node 0. Raises as entering."""
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
         self._own, self._watching = self._connect(), self._connect()
 
     def __enter__(self) -> Nodes:
@@ -312,7 +313,6 @@ def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterato
         say(cause.line(several=True))
         leave(cause.code)
 
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
     nodes = Nodes(world, min(ddp_timeout, _SILENT_SECONDS), end, MEETING_SECONDS + waits_s)
     with nodes:
         try:

@@ -60,12 +60,12 @@ def end_strays(spared: Collection[int]) -> None:
 
 
 def ranks_below(spared: Collection[int]) -> bool:
-    """Whether a child of this process, other than `spared`, is a rank of a training run."""
+    """Whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
     import psutil
 
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if child.pid not in spared and "RANK" in child.environ():
+            if child.pid not in spared and "TORCHELASTIC_RUN_ID" in child.environ():
                 return True
     return False
 

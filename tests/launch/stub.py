@@ -42,7 +42,7 @@ def main(command: str, flags: list[str]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _frame: saves(number, servers))
         if Path("ranks").exists():
-            environ = os.environ | {"RANK": "0", "PARENT": str(os.getpid())}
+            environ = os.environ | {"TORCHELASTIC_RUN_ID": "none", "PARENT": str(os.getpid())}
             subprocess.Popen([sys.executable, __file__, "rank"], env=environ, start_new_session=True)
     ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)

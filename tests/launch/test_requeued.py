@@ -22,22 +22,19 @@ def test_a_job_that_waits_for_no_known_reason() -> None:
 
 
 @pytest.fixture
-def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], int]:
-    """`end(start, step)`: the job's start of this number ends by SIGTERM, after the checkpoint of a step."""
-    calls, folder = tmp_path / "calls", tmp_path / "run"
-    (folder / "launch").mkdir(parents=True)
+def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`end(step, job="7", folder="v0")`: a start of the job ends by SIGTERM, after the checkpoint of a step."""
+    calls = tmp_path / "calls"
     (tmp_path / "scontrol").write_text(SCONTROL.format(calls=calls))
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
 
-    def run(start: int, step: int) -> int:
-        if start:
-            monkeypatch.setenv("SLURM_RESTART_COUNT", str(start))
+    def run(step: int, job: str = "7", folder: str = "v0") -> int:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
         if step:
-            (folder / f"checkpoint-{step}").mkdir(exist_ok=True)
+            (tmp_path / folder / f"checkpoint-{step}").mkdir(parents=True, exist_ok=True)
         calls.write_text("")
-        code = slurm.after(143, folder, 2)
+        code = slurm.after(143, tmp_path / folder, tmp_path, 2)
         assert ("requeue" in calls.read_text()) is (code == 143)
         return code
 
@@ -45,13 +42,17 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int],
 
 
 def test_a_job_that_gains_no_step_is_not_queued_again_for_ever(
-    end: Callable[[int, int], int], capsys: pytest.CaptureFixture[str]
+    end: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = [0, 0, 9, 9, 9, 30, 30, 30]
-    assert [end(start, step) for start, step in enumerate(steps)] == [143] * len(steps)
-    assert end(len(steps), 30) == 5
+    assert [end(step) for step in steps] == [143] * len(steps)
+    assert end(30) == 5
     assert "job 7 is not queued again, since starts without a step gained: 3 (--max" in capsys.readouterr().err
 
 
-def test_what_an_earlier_job_did_in_the_folder_does_not_count(end: Callable[[int, int], int]) -> None:
-    assert [end(0, 0) for _ in range(5)] == [143] * 5
+def test_starts_that_came_to_nothing_count_though_each_has_a_folder_of_its_own(end: Callable[..., int]) -> None:
+    assert [end(0, folder=f"v{start}") for start in range(3)] == [143, 143, 5]
+
+
+def test_what_an_earlier_job_did_does_not_count(end: Callable[..., int]) -> None:
+    assert [end(0, job) for job in "12312"] == [143] * 5

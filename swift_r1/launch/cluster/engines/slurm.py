@@ -116,13 +116,13 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
         return _follow(job, log, heard)
 
 
-def after(code: int, folder: Path, max_restarts: int) -> int:
+def after(code: int, folder: Path, output_dir: Path, max_restarts: int) -> int:
     """After the driver's end inside a job: one that Slurm has told to end is queued again, unless more than
     `max_restarts` of its starts in a row have brought the run in `folder` no further."""
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code
-    idle = _starts_without_a_step(folder)
+    idle = _starts_without_a_step(folder, output_dir / f"slurm-{job}.steps")
     if idle > max_restarts:
         say(
             f"job {job} is not queued again, since starts without a step gained: {idle} (--max_restarts "
@@ -139,11 +139,9 @@ def after(code: int, folder: Path, max_restarts: int) -> int:
     return code
 
 
-def _starts_without_a_step(folder: Path) -> int:
-    """How many starts of this job, this one included, have ended with the same checkpoint; notes this one's."""
-    log = folder / "launch" / "requeued.txt"
-    again = "SLURM_RESTART_COUNT" in os.environ and log.exists()
-    before = log.read_text(encoding="utf-8").split() if again else ["0"]
+def _starts_without_a_step(folder: Path, log: Path) -> int:
+    """How many starts of a job, this one included, have ended with the same checkpoint; `log` has those before."""
+    before = log.read_text(encoding="utf-8").split() if log.exists() else ["0"]
     steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*[0-9]")]
     step = str(max(steps, default=0))
     log.write_text("\n".join([*before, step]) + "\n", encoding="utf-8")
