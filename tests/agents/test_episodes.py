@@ -184,9 +184,8 @@ def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage
         stage.rollouts.says = []
     assert [made["outcome"] for made in (one.infos or {})["tool_calls"]] == ["answer", "unknown"]
     found = tool_metrics([one])
-    assert found["tools/add/calls"] == found["tools/unknown_calls"] == 1 and not any(
-        "nothing" in name for name in found
-    )
+    assert found["tools/add/calls"] == found["tools/unknown_calls"] == 1
+    assert not any("nothing" in name for name in found)
 
 
 def test_each_cause_of_failure_is_said(stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
