@@ -127,14 +127,14 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
     """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them. The text
     is for `token_ids` and `plain`: what tools answered is cut there where it spells a token that has a meaning."""
-    from jinja2 import TemplateError
+    import jinja2  # `from` looks for a module of that name each time
 
     told = [_for_template(message, tokenizer) for message in messages]
     try:
         return str(
             tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=add_generation_prompt, **given)
         )
-    except (TemplateError, TypeError) as error:  # TypeError: text put together with what is none
+    except (jinja2.TemplateError, TypeError) as error:  # TypeError: text put together with what is none
         roles = ", ".join(message["role"] for message in messages)
         raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
 

@@ -184,6 +184,7 @@ def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any
     known: set[str] = set()  # what branches share is in several
     for one in sequences:
         turn = 0
+        tools = {tool["function"]["name"] for tool in one.tools}
         answers = {message.get("tool_call_id"): message for message in one.messages if message["role"] == "tool"}
         for message in one.messages:
             turn += message["role"] == "assistant"
@@ -191,12 +192,13 @@ def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any
                 if call["id"] in known:
                     continue
                 known.add(call["id"])
-                answer = answers.get(call["id"])
+                answer, name = answers.get(call["id"]), call["function"]["name"]
+                outcome = "unanswered" if answer is None else "answer"
                 yield {
                     "turn": turn,
-                    "name": call["function"]["name"],
+                    "name": name,
                     "arguments": call["function"]["arguments"],
                     "content": None if answer is None else answer["content"],
-                    "outcome": "unanswered" if answer is None else "answer",
+                    "outcome": outcome if name in tools else "unknown",  # a name that the model has made up
                     "cut": False,
                 }

@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("swift_r1.episodes")
 _MOST_CALLS = 1000  # of an episode without --max_turns
 _KILL_S = 120.0  # for what was killed to be gone
 _NO_LATER_S = 0.02
+_CAUSES = 5  # of failures, that are printed after a round
 _SESSION = re.compile(wire.SESSION_ID)
 
 
@@ -183,7 +185,9 @@ class Episodes:
     def __init__(self, runner: AgentRunner) -> None:
         self._runner, self._loop = runner, runner.gateway.loop
         self._tasks: dict[_Episode, asyncio.Task[Conversation]] = {}
-        self._groups: list[list[_Episode]] = []  # not yet taken
+        self._groups = 0  # not yet taken
+        self._done = 0  # episodes
+        self._done_groups: deque[list[asyncio.Task[Conversation]]] = deque()
         self._waiting: dict[str, _Call] = {}
         self._asked: list[str] = []
         self._changed = asyncio.Event()
@@ -211,7 +215,7 @@ class Episodes:
 
     def tell(self, on_done: OnDone) -> None:
         """How many more have ended."""
-        ended = sum(task.done() for task in self._tasks.values())
+        ended = self._done
         if ended != self._ended:
             on_done(ended - self._ended)
         self._ended = ended
@@ -222,33 +226,45 @@ class Episodes:
 
     def take_ended(self) -> list[list[Conversation]]:
         """The groups whose episodes have all ended since the last call."""
-        ended = [group for group in self._groups if all(self._tasks[one].done() for one in group)]
-        self._groups = [group for group in self._groups if group not in ended]
-        found = [[self._tasks[one].result() for one in group] for group in ended]
-        if ended and not self._groups:
+        found = []
+        while self._done_groups:
+            found.append([task.result() for task in self._done_groups.popleft()])
+        self._groups -= len(found)
+        if found and not self._groups:
             self._report()
         return found
 
     def _report(self) -> None:
-        """One line for each kind of failure."""
-        failures = [failure for task in self._tasks.values() if (failure := task.result().failure) is not None]
-        for kind, count in Counter(one.partition(":")[0] for one in failures).items():
-            first = next(one for one in failures if one.startswith(f"{kind}:"))
-            logger.warning("%d of %d episodes have no reward: %s", count, len(self._tasks), first)
+        """One line for each cause of failure, the most frequent ones."""
+        failures = Counter(failure for task in self._tasks.values() if (failure := task.result().failure) is not None)
+        for failure, count in failures.most_common(_CAUSES):
+            logger.warning("%d of %d episodes have no reward: %s", count, len(self._tasks), failure)
+        if (more := len(failures) - _CAUSES) > 0:
+            logger.warning("%d more causes are in completions.jsonl (failure)", more)
 
     # In the gateway's loop
 
     async def _begin(self, asked: Asked) -> None:
-        self._ended, self._tasks, self._groups = 0, {}, []
+        self._ended, self._done, self._tasks, self._groups = 0, 0, {}, len(asked)
         for prompt, request in asked:
-            group = []
+            group: list[asyncio.Task[Conversation]] = []
+            left = Counter(episodes=request.n)
             for index in range(request.n):
                 episode = _Episode(len(self._tasks), prompt, one_of(request, index), self._loop.create_future())
                 self._tasks[episode] = task = self._loop.create_task(self._play(episode))
-                task.add_done_callback(lambda _task: self._changed.set())
-                group.append(episode)
-            self._groups.append(group)
+                task.add_done_callback(partial(self._over_with, group, left))
+                group.append(task)
         self._runner.enter(list(self._tasks))
+
+    def _over_with(
+        self, group: list[asyncio.Task[Conversation]], left: Counter[str], _task: asyncio.Task[Conversation]
+    ) -> None:
+        """An episode of this group has ended; `left` counts the others."""
+        left["episodes"] -= 1
+        if not left["episodes"]:
+            self._done_groups.append(group)
+        self._done += 1  # at last: who sees that all are over takes all groups
+        self._changed.set()
 
     async def _play(self, episode: _Episode) -> Conversation:
         await episode.may_begin

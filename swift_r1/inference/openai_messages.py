@@ -63,7 +63,8 @@ class ChatMessage(OpenAIModel):
     @classmethod
     def _without_what_clients_add(cls, message: Any) -> Any:
         if isinstance(message, dict) and message.get("role") == "assistant":
-            return {name: value for name, value in message.items() if name in cls.model_fields}
+            known = cls.model_fields
+            return {name: value for name, value in message.items() if name in known}
         return message
 
     @model_validator(mode="after")

@@ -231,7 +231,8 @@ def means_of_completions(
         sums[:, micro.samples] = (values.double() * micro.trained).sum(2).cpu()
     sums = ranks.sum_data(sums)
     *whole, counts = sums.new_zeros(sums.shape).index_add_(1, owners, sums)[:, owners]
-    return torch.stack(whole) / counts.clamp(min=1)
+    means: Tensor = torch.stack(whole) / counts.clamp(min=1)
+    return means
 
 
 def train_step(

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.scoring import tool_metrics
 from swift_r1.sampling.staleness import versions_of_tokens
 from tests.agents.conftest import Stage
 from tests.conftest import until
@@ -170,6 +171,28 @@ def test_an_agent_with_tools_and_with_requests_that_are_refused(stages: Callable
     assert made["turn"] == 1 and made["name"] == "add" and made["content"] == "3" and made["outcome"] == "answer"
     assert len(one.sequences) == 1 and one.infos["agent"]["overruled"] == 2
     assert [message["role"] for message in one.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:
+    stage = stages("adds", template=HERMES)
+    calls = [f'{{"name": "{name}", "arguments": {{"a": 1, "b": 2}}}}' for name in ("add", "nothingerange")]
+    says = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
+    stage.rollouts.says, stage.rollouts.tokenizer = [""] * 3 + [says, "It is 3."], stage.tokenizer
+    try:
+        [[one]] = stage.play([{}], n=1, max_tokens=900)
+    finally:
+        stage.rollouts.says = []
+    assert [made["outcome"] for made in (one.infos or {})["tool_calls"]] == ["answer", "unknown"]
+    found = tool_metrics([one])
+    assert found["tools/add/calls"] == found["tools/unknown_calls"] == 1
+    assert not any("nothing" in name for name in found)
+
+
+def test_each_cause_of_failure_is_said(stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+    stages("misbehaves").play([{"how": "crashes"}, {"how": "leaves"}], n=2)
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "2 of 4 episodes have no reward: exception: ConnectionError: the shop is closed" in said
+    assert "2 of 4 episodes have no reward: exception: SystemExit: 3" in said
 
 
 AGENT = """

@@ -226,7 +226,7 @@ def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() ->
 
 def test_a_retry_gets_the_same_answer_unless_its_call_failed() -> None:
     state = opened()
-    content = Asked((A,)).content()
+    content = Asked((A,)).content
     assert state.retry_of(content, True) is None
     done = call(state, A)
     assert state.retry_of(content, True) is done and state.retried == 1

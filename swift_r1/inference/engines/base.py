@@ -78,6 +78,7 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}  # by token, at most the vocabulary
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
@@ -113,7 +114,10 @@ class PromptTokenizer:
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """Of each token alone."""
-        return [self.tokenizer.decode([token]) for token in token_ids]
+        for token in token_ids:
+            if token not in self._texts:
+                self._texts[token] = str(self.tokenizer.decode([token]))
+        return [self._texts[token] for token in token_ids]
 
     @cached_property
     def turn_end(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from swift_r1.inference.sessions.history import Kind, Message, canonical, digest, keys_of
@@ -37,25 +38,41 @@ class Wording(Protocol):
         """Of each token alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """What a call says. `settings` is all else that its answer depends on; `prompt` is for plain completions, which
-    have no messages."""
+    have no messages. Digests of it are taken once: a conversation may be long."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     prompt: str | tuple[int, ...] | None = None
 
+    @cached_property
+    def _keyed(self) -> tuple[list[bytes], dict[str, int]]:
+        ids: dict[str, int] = {}
+        return keys_of(self.messages, ids), ids
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Of its messages."""
+        return self._keyed[0]
+
+    def answer_key(self, answer: Message) -> bytes:
+        """Of an answer behind the messages."""
+        return keys_of([answer], dict(self._keyed[1]))[0]
+
+    @cached_property
     def tools_key(self) -> bytes:
         return digest(*(canonical(tool) for tool in self.tools))
 
+    @cached_property
     def content(self) -> bytes:
         """Equal for calls that say the same."""
-        said = [*keys_of(self.messages)]
+        said = [*self.keys]
         if self.prompt is not None:
             said.append(canonical(self.prompt))
-        return digest(self.tools_key(), *said, canonical(dict(self.settings)))
+        return digest(self.tools_key, *said, canonical(dict(self.settings)))
 
 
 @dataclass(slots=True, eq=False)

@@ -80,7 +80,7 @@ class Gateway:
             HTTPError: 403 where the session's limits are reached, 503 where the records have no room, 400 for a key
                 that belongs to another call.
         """
-        content = asked.content()
+        content = asked.content
         if (known := state.retry_of(content, attempt.retried, attempt.key)) is not None:
             self._observe("retried")
             return Reader(known, self._running.get(known), wording)

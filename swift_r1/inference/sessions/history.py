@@ -37,14 +37,17 @@ def digest(*parts: bytes) -> bytes:
     return hashed.digest()
 
 
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def canonical(value: Any) -> bytes:
     """JSON of one form."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
-def keys_of(messages: Iterable[Message]) -> list[bytes]:
-    """A key for each message. Ids of tool calls, which servers draw, count by the order in which they appear."""
-    ids: dict[str, int] = {}
+def keys_of(messages: Iterable[Message], ids: dict[str, int]) -> list[bytes]:
+    """A key for each message. Ids of tool calls, which servers draw, count by the order in which they appear; `ids` has
+    those of earlier messages, and takes up these."""
     return [_key(message, ids) for message in messages]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swift_r1.inference.sessions.calls import Asked, Call, Wording
-from swift_r1.inference.sessions.history import Kind, heads, keys_of, kind_of_new, shared_start
+from swift_r1.inference.sessions.history import Kind, heads, kind_of_new, shared_start
 
 _LIKELY = 64  # calls that one which extends none is compared with: the newest ones
 
@@ -44,8 +44,8 @@ class Lineage:
         return self._chat(asked, wording) if asked.prompt is None else self._plain(asked.prompt, wording)
 
     def _chat(self, asked: Asked, wording: Wording) -> Place:
-        keys = keys_of(asked.messages)
-        beginnings = list(heads(asked.tools_key(), keys))
+        keys = asked.keys
+        beginnings = list(heads(asked.tools_key, keys))
         longest = next((place for place in range(len(keys), 0, -1) if self._by_head.get(beginnings[place])), 0)
         if longest:
             # Where several said the same, the choice does not depend on which was answered first.
@@ -61,7 +61,7 @@ class Lineage:
                     kind = kind if kind in ("edited", "compacted") else "branch"
                 return Place(parent, kind, added, keys[longest:], beginnings[-1])
         kind = "template" if longest else self._kind(asked, keys)
-        return Place(None, kind, wording.render(asked.messages, asked.tools), keys, beginnings[-1])
+        return Place(None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1])
 
     def _kind(self, asked: Asked, keys: Sequence[bytes]) -> Kind:
         """Of a chat that extends nothing."""
@@ -80,7 +80,7 @@ class Lineage:
         roles = [message["role"] for message in asked.messages]
         system_was = call.asked.messages[0]["role"] in ("system", "developer")
         kind = kind_of_new(keys, roles, was, self._written, system_was)
-        return "tools" if kind == "branch" and asked.tools_key() != call.asked.tools_key() else kind
+        return "tools" if kind == "branch" and asked.tools_key != call.asked.tools_key else kind
 
     def _open(self) -> Iterator[Call]:
         """The newest chats that were not continued, running ones included."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swift_r1.inference.sessions.calls import Asked, Call, Wording
-from swift_r1.inference.sessions.history import Message, canonical, digest, keys_of
+from swift_r1.inference.sessions.history import Message, canonical, digest
 from swift_r1.inference.sessions.lineage import Lineage
 from swift_r1.inference.sessions.record import recorded
 from swift_r1.wire import sessions as wire
@@ -37,6 +37,7 @@ class SessionState:
         self.overruled: Counter[str] = Counter()
         self.retried = self.failed = self.tokens = self.bytes = 0
         self.limited = False  # whether a call was refused since there is no more to be had
+        self.on_growth: Callable[[int], None] = lambda _bytes: None
         self._clock = clock
         self._numbers = 0
         self._by_content: dict[bytes, dict[int, Call]] = {}
@@ -88,7 +89,7 @@ class SessionState:
         """A new call and its prompt; `before` as the client says (`Attempt`). Raises HTTPError as `left`, and what the
         wording raises."""
         self.left()
-        content = asked.content()
+        content = asked.content
         same = self._by_content.get(content, {})
         again = next(number for number in range(before, before + len(same) + 1) if number not in same)
         place, seed = self.lineage.place(asked, wording), self.request.seed
@@ -136,19 +137,20 @@ class SessionState:
         call.seconds = self.used - call.began
         asked = call.asked
         if answer is not None:
-            # With the whole conversation, since ids of tool calls count by their order in it.
-            call.keys.append(keys_of([*asked.messages, answer])[-1])
+            call.keys.append(asked.answer_key(answer))
             call.head = digest(call.head, call.keys[-1])
         call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
+        tokens = len(call.added) + len(call.token_ids)
+        grown = _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
         if (parent := call.parent) is not None and parent.asked.messages:
             # What it said is part of this call's messages.
-            self.bytes -= parent.held
+            grown -= parent.held
             parent.asked, parent.answer, parent.held = Asked(), None, 0
         self.lineage.answered(call)
         self.kinds[call.kind] += 1
         self.tokens += len(token_ids)
-        tokens = len(call.added) + len(call.token_ids)
-        self.bytes += _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
+        self.bytes += grown
+        self.on_growth(grown)
 
     def fail(self, call: Call) -> None:
         """The call has no answer, and leaves no trace but in the counts."""

@@ -37,14 +37,11 @@ class SessionStore:
         self._observe, self._clock = observe, clock
         self._sessions: OrderedDict[str, SessionState] = OrderedDict()  # the one that was asked for last at the end
         self._expired: OrderedDict[str, None] = OrderedDict()
+        self.bytes = 0  # of all records
 
     def __len__(self) -> int:
         self._expire()
         return len(self._sessions)
-
-    @property
-    def bytes(self) -> int:
-        return sum(one.bytes + _BYTES_PER_SESSION for one in self._sessions.values())
 
     def open(self, request: wire.SessionRequest) -> SessionState:
         """The session of this id, a new one where there is none. Raises HTTPError: 409 where it was opened with another
@@ -61,6 +58,8 @@ class SessionStore:
         self.check_memory()
         key = f"{wire.SESSION_KEY}{secrets.token_urlsafe(24)}"
         self._sessions[name] = session = SessionState(name, body, key, self._clock)
+        session.on_growth = self._grow
+        self._grow(_BYTES_PER_SESSION)
         self._expired.pop(name, None)
         self._observe("opened")
         return session
@@ -80,9 +79,17 @@ class SessionStore:
     def delete(self, name: str) -> SessionState:
         """Forgets it; the caller ends what runs. Raises as `get`."""
         session = self.get(name)
-        del self._sessions[name]
+        self._forget(session)
         self._observe("deleted")
         return session
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+
+    def _forget(self, session: SessionState) -> None:
+        del self._sessions[session.name]
+        session.on_growth = lambda _bytes: None
+        self._grow(-session.bytes - _BYTES_PER_SESSION)
 
     def check_memory(self) -> None:
         """Raises HTTPError (503) where the records leave no room for more."""
@@ -105,7 +112,7 @@ class SessionStore:
                 session.used = self._clock()
                 self._sessions.move_to_end(name)
                 continue
-            del self._sessions[name]
+            self._forget(session)
             self._expired[name] = None
             if len(self._expired) > _REMEMBERED:
                 self._expired.popitem(last=False)
