@@ -147,7 +147,8 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _rotate(grad, *ctx.saved_tensors, back=True), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, back=True), None, None
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
