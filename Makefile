@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit fuzz image gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-cluster test-agents test-ms-swift ms-swift-scripts test-lm-eval test-python newest audit fuzz image gpu bundle rehearse-gpu wheel demo demo-ppo demo-server smollm2 screenshots docs docs-serve lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -89,6 +89,13 @@ image: ## an image swift-r1:DEVICE (cpu or gpu) and swift-r1:DEVICE-rollout, wit
 
 gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
 	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
+
+bundle: install ## for a GPU machine without a network: an archive of what it lacks in dist/ (docs/install.md); PYTHON, TORCH, ARCH, HAVE
+	@$(PY) scripts/bundle.py --python $(or $(PYTHON),3.12) --torch $(or $(TORCH),2.11) --arch $(or $(ARCH),sm_90) \
+	  $(if $(HAVE),--have $(HAVE))
+
+rehearse-gpu: ## such a machine without its GPU: the archive's imports, a short training and the kit's parts (20 minutes)
+	@scripts/rehearse_gpu.sh $(PYTHON)
 
 wheel: install ## a wheel in dist/, to install without a checkout
 	@$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .

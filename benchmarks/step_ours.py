@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from step_work import Clock, Work, peak_bytes, report
@@ -23,14 +24,33 @@ from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 def main() -> None:
     side, work = sys.argv[1], Work.read(sys.argv[2])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "unblocked" in side:
         loading.use_block_functions = lambda _model: 0
-    model = loading.load_model(work.model, work.dtype, work.checkpointing).to(device)
-    backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
-    ranks, clock = Ranks(0, 1, device, None), Clock()
     if "whole-logits" in side:
         logprobs.logits_bytes = lambda _device: 2**60
+    step, backend = stepper(side, work)
+    clock = Clock()
+    clock.wrap(backend, "logprobs", "forward")
+    clock.wrap(backend, "backward", "backward")
+    clock.wrap(backend, "step", "optimizer")
+    steps = []
+    for _ in range(work.steps):
+        started = time.perf_counter()
+        step()
+        steps.append(clock.take() | {"train": time.perf_counter() - started})
+    peak, generate = peak_bytes(), None
+    if work.generate:
+        generate = time_generation(backend.model, work)
+    report(steps, peak, generate, backend.model, work.dtype)
+
+
+def stepper(side: str, work: Work, backend: LocalBackend | None = None) -> tuple[Callable[[], object], LocalBackend]:
+    """Returns what trains one step of this work, and the backend it does so with, which is made where none is given."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if backend is None:
+        model = loading.load_model(work.model, work.dtype, work.checkpointing).to(device)
+        backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
+    ranks = Ranks(0, 1, device, None)
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
     cut = Batching(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
@@ -42,21 +62,13 @@ def main() -> None:
         [False] * len(rewards),
     )
     advantages = group_advantages(batch.rewards, work.generations)
-    clock.wrap(backend, "logprobs", "forward")
-    clock.wrap(backend, "backward", "backward")
-    clock.wrap(backend, "step", "optimizer")
-    old = "old-forward" in side
-    steps = []
-    for _ in range(work.steps):
-        started = time.perf_counter()
+
+    def step() -> object:
         split = split_round(batch, 1, cut, ranks)
-        (micro_batches,) = before_training(split, backend, None, 1.0, old_policy=old)
-        train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
-        steps.append(clock.take() | {"train": time.perf_counter() - started})
-    peak, generate = peak_bytes(), None
-    if work.generate:
-        generate = time_generation(model, work)
-    report(steps, peak, generate, model, work.dtype)
+        (micro_batches,) = before_training(split, backend, None, 1.0, old_policy="old-forward" in side)
+        return train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
+
+    return step, backend
 
 
 def time_generation(model: torch.nn.Module, work: Work) -> float:

@@ -4,6 +4,7 @@
     python scripts/gpu --python python3                 # with the packages that this Python has; installs nothing
     python scripts/gpu --parts machine rates train-0.5b # some of them; --list names all
     python scripts/gpu --rehearse                       # all of it on a CPU, with tiny sizes
+    python scripts/gpu --python python3 --out $OUT --budget 540 --commit abc1234   # in a copy without .git
 
 Needs Python 3.11 or newer and nothing else: parts run with the Python of .venv, each in a process of its own.
 """
@@ -35,7 +36,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the parts, in their order, and end")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all parts [%(default)s]")
     parser.add_argument("--python", help="a Python with the packages: nothing is installed")
-    parser.add_argument("--out", type=Path, help="folder of the results [results/gpu]")
+    parser.add_argument("--out", type=Path, help="folder of the results: a page, its data and the log [results/gpu]")
+    parser.add_argument("--commit", help="of this copy, where git does not tell")
     parser.add_argument(
         "--rehearse", action="store_true", help="the same control flow on a CPU; default --out: a new folder"
     )
@@ -56,7 +58,7 @@ def main() -> int:
         out = args.out or (
             Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if args.rehearse else ROOT / "results" / "gpu"
         )
-        report = Report.open(out, "rehearsal" if args.rehearse else name_of_chip(), commit())
+        report = Report.open(out, "rehearsal" if args.rehearse else name_of_chip(), args.commit or commit())
         run_parts(chosen, machine, args.budget, report)
     print(f"written: {report.page}")
     return report.exit_code

@@ -1,36 +1,28 @@
-"""`python scripts/gpu/chip.py machine|rates|train SHAPE|generate SHAPE`: what there is, and how near we are to it."""
+"""`python scripts/gpu/chip.py machine|rates|attention`: what there is, and what the chip can do."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import socket
-import statistics
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from shapes import DTYPE, REHEARSES, model_folder
-
-ROOT = Path(__file__).resolve().parents[2]
-PROMPT, NEW, GENERATIONS = (16, 16, 4) if REHEARSES else (128, 512, 8)
+from shapes import REHEARSES
 
 
 def main() -> None:
-    parts: dict[str, Callable[..., dict[str, Any]]] = {
-        "machine": machine,
-        "rates": rates,
-        "train": train,
-        "generate": generate,
-    }
-    print("RESULT " + json.dumps(parts[sys.argv[1]](*sys.argv[2:])), flush=True)
+    {"machine": machine, "rates": rates, "attention": attention}[sys.argv[1]]()
+
+
+def shown(figures: dict[str, Any]) -> None:
+    """Prints figures as the kit reads them, at once: what is ended later has shown them."""
+    print("RESULT " + json.dumps(figures), flush=True)
 
 
 def device() -> Any:
@@ -39,8 +31,8 @@ def device() -> Any:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def machine() -> dict[str, Any]:
-    """Versions and devices; each library does a little on the device. SystemExit at the end where one fails."""
+def machine() -> None:
+    """Prints versions and devices; each library does a little on the device. SystemExit at the end where one fails."""
     if not REHEARSES:
         subprocess.run(["nvidia-smi"], timeout=60, check=False)
     import torch
@@ -50,13 +42,16 @@ def machine() -> dict[str, Any]:
         about = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
         found["gpus"] = [f"{one.name}, {one.total_memory / 2**30:.0f} GiB, sm_{one.major}{one.minor}" for one in about]
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    for folder in ("/dev/shm", "/tmp"):
+        found[f"{folder} GiB free"] = round(shutil.disk_usage(folder).free / 2**30, 1)
+    found["compiler"] = shutil.which("gcc") or "none"
     faults = [] if REHEARSES or torch.cuda.is_available() else ["torch sees no GPU: is the driver new enough for it?"]
     for name, check in (("matrix product", _product), ("4-bit linear", _four_bits), ("compile", _compiled)):
         try:
             found[name] = check()
         except Exception as error:  # noqa: BLE001  each is tried whatever the others do; all are reported
             faults.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    for package in ("transformers", "vllm", "deepspeed", "bitsandbytes", "flash_attn", "peft", "flashinfer"):
+    for package in ("transformers", "triton", "vllm", "deepspeed", "bitsandbytes", "flash_attn", "peft", "flashinfer"):
         if find_spec(package) is None:
             found[package] = "not installed"
             continue
@@ -64,11 +59,9 @@ def machine() -> dict[str, Any]:
             found[package] = getattr(import_module(package), "__version__", "imported")
         except Exception as error:  # noqa: BLE001  as above
             faults.append(f"import {package}: {type(error).__name__}: {str(error)[:200]}")
-    print(json.dumps(found, indent=1))
+    shown(found)
     if faults:
-        print("RESULT " + json.dumps(found))
         raise SystemExit("; ".join(faults))
-    return found
 
 
 def _product() -> float:
@@ -105,8 +98,9 @@ def _compiled() -> str:
     return "works"
 
 
-def rates() -> dict[str, float]:
-    """Best of several: matrix products on random data in TFLOP/s, and copies in GB/s (on the device read + written)."""
+def rates() -> None:
+    """Prints the best of several: matrix products on random data in TFLOP/s, and copies in GB/s (on the device read +
+    written); then the products of an output head, whose logits leave in bfloat16 or in float32."""
     import torch
 
     where, size, nbytes = device(), 512 if REHEARSES else 8192, (1 << 22) if REHEARSES else (1 << 29)
@@ -121,7 +115,55 @@ def rates() -> dict[str, float]:
         host = torch.ones(nbytes, dtype=torch.uint8, pin_memory=pinned)
         found[f"to device, {name} GB/s"] = nbytes / best(lambda host=host: here.copy_(host)) / 1e9
         found[f"to host, {name} GB/s"] = nbytes / best(lambda host=host: host.copy_(here)) / 1e9
-    return found
+    shown(found)
+    rows, words = (64, 512) if REHEARSES else (3520, 151_936)  # 2 GiB of float32
+    for width in (64,) if REHEARSES else (896, 3584):
+        hidden = torch.randn(rows, width, device=where, dtype=torch.bfloat16)
+        head = torch.randn(words, width, device=where, dtype=torch.bfloat16)
+        operations = 2 * rows * words * width / 1e12
+        ways: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+            "bf16 logits": lambda hidden, head: hidden @ head.t(),
+            "made float32": lambda hidden, head: (hidden @ head.t()).float(),
+        }
+        if not REHEARSES:  # out_dtype is for GPUs alone
+            ways["float32 logits"] = lambda hidden, head: torch.mm(hidden, head.t(), out_dtype=torch.float32)
+        for name, way in ways.items():
+            seconds = best(partial(way, hidden, head))
+            shown({f"head of {width}, {name} TFLOP/s": operations / seconds})
+
+
+def attention() -> None:
+    """Prints TFLOP/s of one causal row, forward and backward, by torch's kernels and by ours."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    heads, shared, width = (2, 1, 32) if REHEARSES else (28, 4, 128)  # of the 7B
+    kernels = (
+        {"math": SDPBackend.MATH}
+        if REHEARSES
+        else {
+            "flash": SDPBackend.FLASH_ATTENTION,
+            "cudnn": SDPBackend.CUDNN_ATTENTION,
+        }
+    )
+    for length in (64,) if REHEARSES else (4096, 16_384, 32_768):
+        query, key, value = (
+            torch.randn(1, count, length, width, device=device(), dtype=torch.bfloat16, requires_grad=True)
+            for count in (heads, shared, shared)
+        )
+        operations = 2 * heads * width * length**2 / 1e12  # two products, half of each masked
+
+        def forward() -> torch.Tensor:
+            return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)  # noqa: B023
+
+        def both() -> None:
+            forward().sum().backward()
+
+        for name, kernel in kernels.items():
+            with sdpa_kernel(kernel):
+                shown({f"{name}, {length}: forward TFLOP/s": operations / best(forward)})
+                shown({f"{name}, {length}: both TFLOP/s": 3.5 * operations / best(both)})
 
 
 def copied() -> float:
@@ -147,99 +189,6 @@ def best(work: Callable[[], Any], times: int = 8) -> float:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
     return min(found[2:])
-
-
-def train(shape: str) -> dict[str, float]:
-    """`benchmarks/step_ours.py`: the training part of steps of 8 prompts x 8 completions."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    from step_work import Work
-
-    rng, prompts = random.Random(0), 1 if REHEARSES else 8
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(100, 500) for _ in range(count)]
-
-    completions = prompts * GENERATIONS
-    work = Work(
-        model=str(model_folder(shape)),
-        dtype=DTYPE,
-        prompt_ids=[tokens(PROMPT) for _ in range(prompts)],
-        completion_ids=[tokens(NEW) for _ in range(completions)],
-        generations=GENERATIONS,
-        new_tokens=NEW,
-        micro=2 * GENERATIONS,
-        max_tokens=None,
-        steps=2 if REHEARSES else 5,
-        generate=False,
-        checkpointing=False,
-    )
-    file = Path(os.environ["GPU_WORK"]) / f"work-{shape}.json"
-    work.write(file)
-    words = [sys.executable, str(ROOT / "benchmarks" / "step_ours.py"), "ours", str(file)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"benchmarks/step_ours.py ended with {done.returncode}")
-    result = json.loads(lines[-1].removeprefix("RESULT "))
-    step = {part: statistics.median(one[part] for one in result["steps"][1:]) for part in result["steps"][0]}
-    needed = prompts * PROMPT + completions * NEW
-    return step | {
-        "tokens/s": needed / step["train"],
-        "MFU": 6 * result["parameters"] * needed / step["train"] / result["matmul_rate"],
-        "matrix TFLOP/s": result["matmul_rate"] / 1e12,
-        "peak GiB": result["peak"] / 2**30,
-    }
-
-
-def generate(shape: str) -> dict[str, float]:
-    """Rounds of 64 and 256 completions through `swift rollout` with CUDA graphs; `of bandwidth`: what reading the
-    weights once a token would take at the rate of a copy on the device, over what it took."""
-    from swift_r1.wire.client import RolloutClient
-    from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-
-    model = model_folder(shape)
-    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    bandwidth = copied()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["rollout", "--model", str(model), "--port", str(port)]
-    words += ["--vllm_engine_kwargs", json.dumps({"kv_cache_memory_bytes": (64 << 20) if REHEARSES else (16 << 30)})]
-    server = subprocess.Popen([sys.executable, "-m", "swift_r1", *words])
-    found: dict[str, float] = {}
-
-    def going_on(line: str) -> None:
-        print(line, file=sys.stderr)
-        if server.poll() is not None:
-            raise SystemExit(f"swift rollout ended with {server.returncode}")
-
-    try:
-        with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(300, report=going_on)
-            for count in (8,) if REHEARSES else (64, 256):
-                for warm in (False, True):
-                    requests = [
-                        RolloutRequest(
-                            request_id=f"{count}/{warm}/{number}",
-                            prompt_token_ids=tuple(range(100 + number, 100 + number + PROMPT)),
-                            n=8,
-                            seeds=tuple(range(8 * number, 8 * number + 8)),
-                            sampling=SamplingParams(max_tokens=NEW, ignore_eos=True),
-                        )
-                        for number in range(count // 8)
-                    ]
-                    started = time.perf_counter()
-                    client.generate(requests)
-                    seconds = time.perf_counter() - started
-                found[f"{count} at once: tokens/s"] = count * NEW / seconds
-                found[f"{count} at once: of bandwidth"] = NEW * size / bandwidth / seconds
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-    return found
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sleep-2": TURNS | {"sleep_level": 2},
     "adapters": COLOCATE | {"train_type": "lora", "vllm_enable_lora": "true"},
     "fp8": COLOCATE,
-    "push-1.5b": COLOCATE,
 }
 # With a server: the runs that use it, one after another.
 SERVED: dict[str, dict[str, dict[str, Any]]] = {
@@ -50,14 +49,14 @@ SERVED: dict[str, dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     name = sys.argv[1]
-    model = model_folder("1.5b" if name == "push-1.5b" else "0.5b")
+    model = model_folder("0.5b")
     if name in SERVED:
         served(name, model)
         return
     processes = min(2, gpus()) if name == "zero3" else 1
     environ = {"NPROC_PER_NODE": str(processes)} | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if name == "runner-1" else {})
     run = swift(training_words(name, model, flags_of(name)), environ)
-    print("RESULT " + json.dumps(finished(name, run) | pushed(name, model)), flush=True)
+    print("RESULT " + json.dumps(finished(name, run)), flush=True)
 
 
 def flags_of(name: str) -> dict[str, Any]:
@@ -162,16 +161,6 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
         raise SystemExit(f"the engine's log-probs differ from the trainer's by {difference:.3g} nats")
     shown = [key for key in steps[-1] if key.startswith("time/")] + ["tokens_per_second", "memory/peak_gib"]
     return {key: statistics.median(step[key] for step in steps[1:]) for key in shown} | {"logp_diff": difference}
-
-
-def pushed(name: str, model: Path) -> dict[str, float]:
-    """Of the push part: what a step's update moves a second, checks included."""
-    if name != "push-1.5b":
-        return {}
-    lines = [json.loads(line) for line in (folder_of(name) / "logging.jsonl").read_text().splitlines()]
-    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    seconds = min(line["time/sync"] for line in lines if "loss" in line)
-    return {"pushed GB": size / 1e9, "GB/s": size / 1e9 / seconds}
 
 
 if __name__ == "__main__":

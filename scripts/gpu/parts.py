@@ -27,39 +27,48 @@ class Part:
 
 
 def _layout(name: str, what: str, seconds: float, *packages: str, gpus: int = 1) -> Part:
-    return Part(name, what, ("scripts/gpu/layouts.py", name), seconds, 3 * seconds + 60, ("torch", *packages), gpus)
+    command = ("scripts/gpu/layouts.py", name)
+    return Part(name, what, command, seconds, 3 * seconds + 60, (*_OURS, *packages), gpus)
 
 
-def _chip(name: str, what: str, seconds: float, *packages: str) -> Part:
-    return Part(
-        name, what, ("scripts/gpu/chip.py", *name.split("-", 1)), seconds, 2 * seconds + 60, ("torch", *packages)
-    )
+def _measured(name: str, what: str, seconds: float, *packages: str) -> Part:
+    kind, *shape = name.split("-", 1)
+    file, words = (f"{kind}.py", shape) if shape else ("chip.py", [kind])
+    return Part(name, what, (f"scripts/gpu/{file}", *words), seconds, 1.5 * seconds + 10, packages or ("torch",))
 
 
+# What `swift_r1` itself imports for a run: where the first is missing the others are too.
+_OURS = ("torch", "transformers", "pydantic", "fastapi", "pebble")
+_SERVER = (*_OURS, "vllm")
 PARTS = (
     Part("install", "the lock into .venv", ("scripts/install.sh",), 60, 420, (), 0),
-    _chip("machine", "driver, torch, NCCL, 4-bit kernels and each library on the device", 20),
+    _measured("machine", "driver, torch, NCCL, 4-bit kernels and each library on the device", 15),
+    Part("tests", "the tests marked gpu that need no vLLM", ("scripts/gpu/marked.py",), 40, 180, (*_OURS, "pytest")),
+    _measured("rates", "matrix products, memory, the bus, the head's products: the chip's limits", 15),
+    _measured("train-0.5b", "the training part of a step, Qwen2.5-0.5B", 40, *_OURS),
     _layout("embedded", "training, the trainer generates", 25),
-    _layout("packing", "rows packed to one length", 25),
+    _measured("engine-0.5b", "one swift rollout with CUDA graphs: loads, updates, sleep; Qwen2.5-0.5B", 120, *_SERVER),
     _layout("colocate", "vLLM beside the trainer, eager", 45, "vllm"),
-    _layout("runner-1", "the same with vLLM's model runner V1, the one that CPUs have", 45, "vllm"),
-    _layout("sleep-2", "they take turns; the engine drops its weights", 45, "vllm"),
-    _layout("qlora", "4-bit weights under adapters", 25, "bitsandbytes"),
+    _measured("train-1.5b", "the same, Qwen2.5-1.5B", 40, *_OURS),
+    Part(
+        "kernels", "our Triton kernels against torch's way", ("benchmarks/gpu_kernels.py",), 40, 140, (*_OURS, "triton")
+    ),
+    _measured("attention", "attention alone at 4k, 16k and 32k tokens", 15),
+    _layout("packing", "rows packed to one length", 25),
+    _layout("sleep-2", "engine and trainer take turns; the engine drops its weights", 45, "vllm"),
+    _measured("engine-7b", "the same, Qwen2.5-7B", 150, *_SERVER),
+    _measured("train-7b", "the same, Qwen2.5-7B", 60, *_OURS),
+    _layout("server", "a run with a swift rollout of its own by shared memory, then an async one", 90, "vllm"),
     _layout("zero3", "DeepSpeed ZeRO-3, a rank for each of at most two GPUs", 35, "deepspeed"),
-    _chip("rates", "matrix products, memory, and the bus: the chip's limits", 10),
-    _chip("train-0.5b", "the training part of a step, Qwen2.5-0.5B", 20),
-    _layout("server", "swift rollout with CUDA graphs; a run by shared memory, an async one", 90, "vllm"),
     _layout("adapters", "LoRA, the engine takes adapters alone", 45, "vllm", "peft"),
     _layout("fp8", "fp8 weights in the engine", 45, "vllm"),
+    _layout("qlora", "4-bit weights under adapters", 25, "bitsandbytes"),
+    _layout("runner-1", "colocate with vLLM's model runner V1, the one that CPUs have", 45, "vllm"),
     _layout("sleep-1", "they take turns; the engine's weights go to the host", 45, "vllm"),
     _layout("nccl", "weights from GPU to GPU", 60, "vllm", gpus=2),
     _layout("flash", "FlashAttention 2, packed rows", 25, "flash_attn"),
     _layout("flex", "flex attention, packed rows", 40),
-    _chip("train-1.5b", "the same, Qwen2.5-1.5B", 20),
-    _chip("generate-0.5b", "swift rollout, 64 and 256 at once, Qwen2.5-0.5B", 70, "vllm"),
-    Part("tests", "the tests marked gpu", ("scripts/gpu/marked.py",), 120, 420, ("torch", "vllm", "pytest")),
-    _chip("train-3b", "the same, Qwen2.5-3B", 30),
-    _layout("push-1.5b", "a push of Qwen2.5-1.5B to an engine beside it", 70, "vllm"),
-    _chip("generate-1.5b", "the same, Qwen2.5-1.5B", 80, "vllm"),
-    _chip("generate-7b", "the same, Qwen2.5-7B", 120, "vllm"),
+    _measured("train-3b", "the same, Qwen2.5-3B", 40, *_OURS),
+    _measured("engine-1.5b", "the same, Qwen2.5-1.5B", 120, *_SERVER),
+    Part("tests-vllm", "the other tests marked gpu", ("scripts/gpu/marked.py", "vllm"), 120, 420, (*_SERVER, "pytest")),
 )

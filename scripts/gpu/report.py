@@ -19,7 +19,7 @@ BAD = ("failed", "timed out", "killed")
 
 @dataclass
 class Report:
-    """Outcomes by part. Logs lie in a folder beside the page."""
+    """Outcomes by part, and beside the page the log of all parts."""
 
     stem: Path
     chip: str
@@ -31,7 +31,7 @@ class Report:
         """Of this day and chip, with what an earlier run of the same commit has found."""
         name = re.sub(r"[^a-z0-9]+", "-", chip.lower()).strip("-")
         report = cls(folder / f"{name}-{date.today().isoformat()}", chip, commit)
-        report.stem.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if report.data.exists():
             known = json.loads(report.data.read_text(encoding="utf-8"))
             if known["commit"] == commit:
@@ -50,10 +50,13 @@ class Report:
     def exit_code(self) -> int:
         return int(any(one.state in BAD for one in self.outcomes.values()))
 
-    def log(self, part: Part) -> Path:
-        return self.stem / f"{part.name}.log"
+    @property
+    def log(self) -> Path:
+        return Path(f"{self.stem}.log")
 
-    def add(self, part: Part, outcome: Outcome) -> None:
+    def add(self, part: Part, outcome: Outcome, log: str = "") -> None:
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(f"\n===== {part.name}: {outcome.state} {outcome.why}\n{log}")
         if outcome.state != "not run" or part.name not in self.outcomes:
             self.outcomes[part.name] = outcome
         content = {"chip": self.chip, "commit": self.commit, "date": date.today().isoformat()}

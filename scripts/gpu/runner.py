@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -45,9 +46,7 @@ class Outcome:
 class Listener(Protocol):
     """What is told of each part."""
 
-    def log(self, part: Part) -> Path: ...
-
-    def add(self, part: Part, outcome: Outcome) -> None: ...
+    def add(self, part: Part, outcome: Outcome, log: str = "") -> None: ...
 
 
 def run_parts(
@@ -60,7 +59,7 @@ def run_parts(
     """All that the budget has room for; a part that does not pass ends none of the others."""
     end = now() + budget_s
     for part in parts:
-        left = end - now()
+        left, log = end - now(), ""
         if left < part.seconds:
             outcome = Outcome(
                 "not run", why=f"{max(left, 0):.0f} s of the budget left, and it takes about {part.seconds:.0f}"
@@ -69,9 +68,9 @@ def run_parts(
             outcome = Outcome("skipped", why=why)
         else:
             print(f"{part.name}: {part.what} (at most {min(part.limit_s, left):.0f} s) ...", flush=True)
-            outcome = run_part(part, machine, min(part.limit_s, left), report.log(part))
+            outcome, log = run_part(part, machine, min(part.limit_s, left))
         print(f"{part.name}: {outcome.state} {outcome.seconds:.0f} s {outcome.why}".rstrip(), flush=True)
-        report.add(part, outcome)
+        report.add(part, outcome, log)
 
 
 def why_not(part: Part, machine: Machine) -> str | None:
@@ -93,8 +92,15 @@ def why_not(part: Part, machine: Machine) -> str | None:
     return f"not installed: {', '.join(missing)}" if missing else None
 
 
-def run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome:
-    """Its standard output and error go to the log; a line `RESULT {...}` there has its figures."""
+def run_part(part: Part, machine: Machine, limit_s: float) -> tuple[Outcome, str]:
+    """Returns how it went and what it wrote, of which lines `RESULT {...}` are its figures."""
+    with tempfile.TemporaryDirectory(prefix="swift-r1-gpu-") as folder:
+        log = Path(folder, "log")
+        outcome = _run_part(part, machine, limit_s, log)
+        return outcome, log.read_text(encoding="utf-8", errors="replace")
+
+
+def _run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome:
     mark = uuid.uuid4().hex
     words = [str(machine.root / part.command[0]), *part.command[1:]]
     started = time.monotonic()

@@ -1,4 +1,5 @@
-"""Models of real shapes with random weights: Qwen2.5's published sizes, and a tokenizer that has a word for each id."""
+"""Models of real shapes with random weights: Qwen2.5's published sizes in Llama's classes, since transformers reads a
+Qwen2 folder with Qwen's own tokenizer; and a tokenizer that has a word for each id."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ def model_folder(name: str) -> Path:
 def make(name: str, folder: Path) -> None:
     """Weights are drawn on the GPU where there is one; spread so that next tokens differ in likelihood."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     width, inner, layers, heads, shared, vocabulary, tied = SHAPES[name]
-    config: Any = Qwen2Config(
+    config: Any = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=inner,

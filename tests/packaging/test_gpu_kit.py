@@ -63,7 +63,8 @@ def run(kit: dict[str, ModuleType], folder: Path, budget_s: float, **times: floa
     report = kit["report"].Report.open(folder / "out", "NVIDIA H200", "abc")
     kit["runner"].run_parts(parts, machine, budget_s, report)
     assert report.exit_code == 1
-    return json.loads(report.data.read_text())["parts"] | {"page": report.page.read_text(), "stem": report.stem}
+    found: dict[str, Any] = json.loads(report.data.read_text())["parts"]
+    return found | {"page": report.page.read_text(), "log": report.log.read_text()}
 
 
 def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, Module
     assert found["pair"]["why"] == "it needs 2 GPUs, and this machine has 1"
     assert found["hangs"]["why"].startswith("killed after 5 s") and found["dies"]["why"].startswith("by SIGKILL")
     assert found["declines"]["why"] == "this chip has no fp8"
-    [child] = map(int, (found["stem"] / "hangs.log").read_text().split())
+    child = int(found["log"].partition("===== hangs: timed out")[2].splitlines()[1])
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     page = found["page"]
     assert "# NVIDIA H200" in page and "2 passed, 1 failed, 3 skipped, 1 timed out, 1 killed" in page
@@ -129,7 +130,7 @@ def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, Module
         "colocate": "skipped",
     }
     assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
-    assert report.outcomes["colocate"].why == "not installed: torch, vllm"
+    assert report.outcomes["colocate"].why == "not installed: torch, transformers, pydantic, fastapi, pebble, vllm"
 
 
 def test_a_kit_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
@@ -162,12 +163,11 @@ def test_without_git_the_commit_is_unknown(kit: dict[str, ModuleType], monkeypat
 def test_a_server_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(KIT))
     monkeypatch.setenv("GPU_REHEARSAL", "1")
-    chip = runpy.run_path(str(KIT / "chip.py"))
-    del sys.modules["shapes"]
-    generate = chip["generate"]
-    monkeypatch.setitem(generate.__globals__, "model_folder", lambda _shape: tmp_path / "no model")
-    with pytest.raises(SystemExit, match="swift rollout ended with 2"):
-        generate("0.5b")
+    engine = runpy.run_path(str(KIT / "engine.py"))
+    for name in ("shapes", "chip"):
+        del sys.modules[name]
+    with pytest.raises(SystemExit, match="swift rollout ended with 2"), engine["server"](tmp_path / "no model", []):
+        pass
 
 
 def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,3 +224,6 @@ def test_the_engines_environment_respects_what_is_set() -> None:
     assert engine_environment({}, has_gpu=False, eager=True)["TORCH_COMPILE_DISABLE"] == "1"
     assert "TORCH_COMPILE_DISABLE" not in engine_environment({}, has_gpu=False, eager=False)
     assert "TORCH_COMPILE_DISABLE" not in engine_environment({"TORCH_COMPILE_DISABLE": "0"}, has_gpu=False, eager=True)
+    on_gpu = engine_environment({"VLLM_USE_DEEP_GEMM": "1"}, has_gpu=True, eager=True)
+    assert on_gpu["VLLM_USE_FLASHINFER_SAMPLER"] == "0" and "VLLM_USE_DEEP_GEMM" not in on_gpu
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_environment({}, has_gpu=False, eager=True)

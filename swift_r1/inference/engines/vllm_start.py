@@ -61,7 +61,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
             # The engine's processes inherit this process's environment as it is when they start.
             os.environ.update(part)
             limit = seconds_for(config.update_timeout, model_bytes)
-            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), limit))
+            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs, has_gpu), limit))
     except BaseException:
         for engine in engines:
             engine.shutdown()
@@ -69,13 +69,17 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
-def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM:
+def _started(arguments: Mapping[str, Any], given: Mapping[str, Any], has_gpu: bool) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.ompmultiprocessing import OMPProcessManager
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    # vLLM chooses by it how much it does at once: on an H100 1,024 sequences and 16,384 tokens a step for generation
+    # offline, 128 and 2,048 for a caller that does not say.
+    context = UsageContext.LLM_CLASS if has_gpu else None
     try:
-        config = AsyncEngineArgs(**arguments).create_engine_config()
+        config = AsyncEngineArgs(**arguments).create_engine_config(usage_context=context)
     except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
         named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
         raise UsageError(f"vLLM does not take {named}: {one_line(error)}") from error
@@ -92,6 +96,12 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: boo
     if eager and not has_gpu:
         # Else one helper of the sampler is compiled: 10 s at the first request, and it needs a C++ compiler.
         wanted["TORCH_COMPILE_DISABLE"] = "1"
+    if has_gpu:
+        # vLLM imports FlashInfer for its sampler at the start, and never samples with it where seeds are given and
+        # log-probs are those after the temperature, as ours are.
+        wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+        # DeepGEMM compiles its kernels with nvcc at the start, which few machines have; vLLM has others.
+        wanted["VLLM_USE_DEEP_GEMM"] = "0"
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
@@ -138,6 +148,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
     if has_gpu:
         arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
         arguments["weight_transfer_config"] = {"backend": "nccl"}
+        arguments["enable_flashinfer_autotune"] = False  # dense 16-bit models call none of what would be compiled
     else:
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         # Only whole blocks of a prompt are shared by its group: with vLLM's 128 tokens, none of a short prompt.
