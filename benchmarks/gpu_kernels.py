@@ -31,6 +31,7 @@ Call = Callable[[], object]
 REHEARSES = "--rehearse" in sys.argv or "GPU_REHEARSAL" in os.environ  # the latter in `scripts/gpu --rehearse`
 
 SHAPES = {"0.5b": (896, 4864), "1.5b": (1536, 8960), "7b": (3584, 18944)}  # hidden, feed-forward
+HEAD = {896: 64}  # width of an attention head, else 128
 TOKENS, WORDS = (33_000, 151_936) if not REHEARSES else (24, 300)
 FEW = 256 if not REHEARSES else 8
 DTYPE = torch.bfloat16
@@ -54,7 +55,13 @@ def main() -> None:
     started, lines = time.perf_counter(), []
     for shape in args.shapes:
         hidden, feed_forward = SHAPES[shape] if not REHEARSES else (48, 80)
-        for measure, width in ((norm, hidden), (mlp, feed_forward), (head, hidden), (products, hidden)):
+        for measure, width in (
+            (norm, hidden),
+            (mlp, feed_forward),
+            (rotary, hidden),
+            (head, hidden),
+            (products, hidden),
+        ):
             for line in measure(width):
                 lines.append({"shape": shape, **line})
                 show(lines[-1])
@@ -99,6 +106,32 @@ def mlp(width: int) -> Iterator[dict]:
         yield {"what": "mlp forward", "way": way, **measured(quietly(function, gate, up), moved=3 * size)}
         call = both_ways(function, [gate, up], slope)
         yield {"what": "mlp both ways", "way": way, **measured(call, moved=8 * size), "error": error}
+
+
+def rotary(width: int) -> Iterator[dict]:
+    """Of the queries alone; their heads are 64 wide in the smallest model and 128 in the others."""
+    head_width = 64 if width == 896 else min(128, width // 3)
+    states, slope = (random(1, TOKENS, width // head_width, head_width) for _ in range(2))
+    cos, sin = (random(1, TOKENS, head_width).detach() for _ in range(2))
+
+    def eager(x: Tensor, cos: Tensor = cos, sin: Tensor = sin) -> Tensor:
+        left, right = x.transpose(1, 2).chunk(2, -1)
+        return x.transpose(1, 2) * cos[:, None] + torch.cat([-right, left], -1) * sin[:, None]
+
+    ways = {"transformers": eager, "ours": lambda x: gpu_kernels.rotated(x.transpose(1, 2), cos, sin)}
+    few = [states[:, :FEW]]
+    slope = slope.detach().transpose(1, 2)
+    wide = partial(eager, cos=cos[:, :FEW].double(), sin=sin[:, :FEW].double())
+    exact = gradients(wide, few, slope[:, :, :FEW], torch.float64)
+    narrow = {
+        "transformers": partial(eager, cos=cos[:, :FEW], sin=sin[:, :FEW]),
+        "ours": lambda x: gpu_kernels.rotated(x.transpose(1, 2), cos[:, :FEW], sin[:, :FEW]),
+    }
+    moved = 4 * states.numel() * DTYPE.itemsize
+    for way, function in ways.items():
+        error = largest_error(gradients(narrow[way], few, slope[:, :, :FEW]), exact)
+        call = both_ways(function, [states], slope)
+        yield {"what": "rotary both ways", "way": way, **measured(call, moved=moved), "error": error}
 
 
 # Chunks of 128 MiB (otherwise by the card), products in float32, the softmax in kernels.

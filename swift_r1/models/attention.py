@@ -54,7 +54,7 @@ def packed_row(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device
     """The row of these groups, of each the tokens of its prompt and of its completions."""
     found, places, start = [], [_places(lengths) for _, lengths in groups], 0
     whole = flash.on_device(torch.cat(places), device)
-    for (prompt, lengths), own in zip(groups, whole.split([len(one) for one in places]), strict=True):
+    for (prompt, lengths), own in zip(groups, torch.split(whole, [len(one) for one in places]), strict=True):
         found.append(PromptGroup(start, prompt, len(lengths), max(lengths, default=0), own))
         start += prompt + len(own)
     longest = max(group.prompt_length + group.width for group in found)

@@ -1,4 +1,5 @@
-"""Which functions a model's RMSNorms and gated MLPs run: ours on a CPU and on a GPU with Triton, else transformers'.
+"""Which functions a model's RMSNorms, gated MLPs and, on a GPU, rotary positions run: ours on a CPU and on a GPU with
+Triton, else transformers'.
 
 transformers writes each as half a dozen operations over the whole activation, and keeps float32 copies for the backward
 pass. `cpu_kernels.py` and `gpu_kernels.py` have the same formulas, rounded in the same places, in one pass.
@@ -11,11 +12,11 @@ import logging
 import os
 import sysconfig
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
-from types import MethodType, SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,26 +26,36 @@ from swift_r1.models import cpu_kernels
 
 logger = logging.getLogger("swift_r1.training")
 
-FUSED = {"norm", "mlp", "head"}
+FUSED = {"norm", "mlp", "rotary", "head"}
 """What runs in kernels of our own on a GPU; benchmarks take some out."""
+_ROTARY = "apply_rotary_pos_emb"  # transformers' name of the function in each model's file
 _LINEAR = ("gate_proj", "up_proj", "down_proj")
 
 
 def use_block_functions(model: nn.Module) -> int:
-    """Gives the model's RMSNorms and SiLU-gated MLPs these functions; returns how many modules.
+    """Gives the model's RMSNorms, SiLU-gated MLPs and attention these functions; returns how many modules.
 
-    A module with another formula (`1 + weight`, another gate) is left alone.
+    A module with another formula (`1 + weight`, another gate, neighbours turned together) is left alone.
     """
     alike: dict[type, bool] = {}
+    rotating: dict[type, Callable[..., Any] | None] = {}
     changed = 0
     for module in model.modules():
+        kind = type(module)
+        if _ROTARY in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
+            if kind not in rotating:
+                rotating[kind] = _rotating(kind)
+            own = rotating[kind]
+            if own is not None:
+                module.forward = MethodType(own, module)
+                changed += 1
+            continue
         if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
             forward: Callable[[Any, Tensor], Tensor] = _norm_forward
         elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
             forward = _mlp_forward
         else:
             continue
-        kind = type(module)
         if kind not in alike:
             alike[kind] = _alike(module, forward)
         if alike[kind]:
@@ -92,6 +103,35 @@ def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
         return own
     out: Tensor = self.down_proj(kernels.swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
     return out
+
+
+def _rotating(kind: Any) -> Callable[..., Any] | None:
+    """The forward of an attention class, with ours in the place of its rotary function; None where that is another."""
+    forward = kind.forward
+    own = forward.__globals__.get(_ROTARY)
+    if own is None or list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
+        return None
+    states, cos, sin = (torch.linspace(-one, 2, 64).view(1, 4, 16) for one in (3, 1, 2))
+    for dtype in (torch.float32, torch.bfloat16):
+        query, *angles = (one.to(dtype) for one in (states[None], cos, sin))
+        left, right = query.chunk(2, -1)
+        expected = query * angles[0] + torch.cat([-right, left], -1) * angles[1]
+        if not all(torch.equal(one, expected) for one in own(query, query, *angles)):
+            return None
+    names = {**forward.__globals__, _ROTARY: partial(_rotary, own)}
+    ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    ours.__kwdefaults__ = forward.__kwdefaults__
+    return ours
+
+
+def _rotary(
+    own: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    kernels = gpu_kernels("rotary", q)
+    same = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == cos.shape[-1] and unsqueeze_dim == 1
+    if kernels is None or not same:
+        return own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+    return kernels.rotated(q, cos, sin), kernels.rotated(k, cos, sin)
 
 
 def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:

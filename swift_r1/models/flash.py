@@ -38,7 +38,7 @@ def _fits(query: Tensor, value: Tensor) -> bool:
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
     """A copy of values on a CPU that nothing waits for."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 class Spans(NamedTuple):
@@ -53,8 +53,9 @@ class Spans(NamedTuple):
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Spans:
         """Of sequences with so many queries and keys each; none of either is fine."""
         ends = torch.tensor([list(accumulate(lengths, initial=0)) for lengths in (queries, keys)], dtype=torch.int32)
+        starts = on_device(ends, device)
         # For one query each the kernel has a way of its own, in which no sequence may be without one.
-        return Spans(*on_device(ends, device), max(2, *queries), max(keys))
+        return Spans(starts[0], starts[1], max(2, *queries), max(keys))
 
 
 class RowSpans(NamedTuple):

@@ -1,7 +1,8 @@
-"""RMSNorm, the gated MLP's product and the output head's softmax on a GPU, each a kernel in Triton.
+"""RMSNorm, the gated MLP's product, rotary positions and the output head's softmax on a GPU, each a kernel in Triton.
 
-Each reads its inputs once and writes its results once. `cpu_kernels.py` and `logprobs.py` have the same formulas in
-torch, with the same rounding. Sums are taken in a fixed order (no atomics), so that a run can be repeated to the bit.
+Each reads its inputs once and writes its results once. `cpu_kernels.py`, `logprobs.py` and transformers have the same
+formulas in torch, with the same rounding. Sums are taken in a fixed order (no atomics), so that a run can be repeated
+to the bit.
 
 Offsets are 64-bit: the logits of 33,000 tokens are 5 * 10^9 numbers.
 """
@@ -33,6 +34,12 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, of equal shapes; only the two inputs are kept for the backward pass."""
     apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
     return apply(gate, up)
+
+
+def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`states * cos + rotate_half(states) * sin` of `[B, H, S, D]`, with `cos` and `sin` `[1 or B, S, D]`."""
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotated.apply
+    return apply(states, cos, sin)
 
 
 def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,6 +138,43 @@ class _SwiGlu(torch.autograd.Function):
         return to_gate, to_up
 
 
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = cos.contiguous(), sin.contiguous()
+        ctx.save_for_backward(cos, sin)
+        return _rotate(states, cos, sin, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, sin, back=True), None, None
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    # Token by token, which is how the projections have written them.
+    tokens = states.transpose(1, 2).contiguous()
+    out = torch.empty_like(tokens)
+    *rows, heads, width = tokens.shape
+    block = triton.next_power_of_2(heads)
+    half = triton.next_power_of_2(width // 2)
+    _rotation[(rows[0] * rows[1],)](
+        tokens,
+        cos,
+        sin,
+        out,
+        cos.shape[0] * cos.shape[1],
+        heads,
+        width // 2,
+        BACK=back,
+        HEADS=block,
+        BLOCK=half,
+        num_warps=_warps(block * half),
+        enable_fp_fusion=False,
+    )
+    return out.transpose(1, 2)
+
+
 def _tile(rows: Tensor) -> tuple[int, int]:
     """Rows that a program takes at a time, and the numbers in them, both powers of two."""
     block = triton.next_power_of_2(rows.shape[1])
@@ -210,6 +254,44 @@ def _swiglu_backward(grad, gate, up, to_gate, to_up, size, BLOCK: tl.constexpr):
     tl.store(to_up + places, (silu * grads).to(to_up.dtype.element_ty), inside)
     slope = sigmoid * (1 + gates * (1 - sigmoid))
     tl.store(to_gate + places, (inner * slope).to(to_gate.dtype.element_ty), inside)
+
+
+@triton.jit
+def _rotation(
+    states,
+    cos,
+    sin,
+    out,
+    period,
+    heads,
+    half,
+    BACK: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    dtype = out.dtype.element_ty
+    lines = tl.arange(0, HEADS)
+    columns = tl.arange(0, BLOCK)
+    across = columns < half
+    angles = (token % period) * 2 * half + columns
+    cos_left = tl.load(cos + angles, across, other=0.0).to(tl.float32)[None, :]
+    cos_right = tl.load(cos + angles + half, across, other=0.0).to(tl.float32)[None, :]
+    sin_left = tl.load(sin + angles, across, other=0.0).to(tl.float32)[None, :]
+    sin_right = tl.load(sin + angles + half, across, other=0.0).to(tl.float32)[None, :]
+    inside = (lines < heads)[:, None] & across[None, :]
+    places = (token * heads + lines)[:, None] * 2 * half + columns[None, :]
+    left = tl.load(states + places, inside, other=0.0).to(tl.float32)
+    right = tl.load(states + places + half, inside, other=0.0).to(tl.float32)
+    # Each product is rounded before the sum.
+    if BACK:
+        to_left = (right * sin_right).to(dtype).to(tl.float32)
+        to_right = -(left * sin_left).to(dtype).to(tl.float32)
+    else:
+        to_left = -(right * sin_left).to(dtype).to(tl.float32)
+        to_right = (left * sin_right).to(dtype).to(tl.float32)
+    tl.store(out + places, ((left * cos_left).to(dtype).to(tl.float32) + to_left).to(dtype), inside)
+    tl.store(out + places + half, ((right * cos_right).to(dtype).to(tl.float32) + to_right).to(dtype), inside)
 
 
 @triton.jit

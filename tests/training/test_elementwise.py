@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from swift_r1.models import cpu_kernels as elementwise
@@ -73,10 +73,19 @@ def test_gradients_by_finite_differences():
 
 
 @pytest.mark.parametrize(
-    ("config", "changed"), [(LlamaConfig, 5 + 2), (Qwen3Config, 5 + 4 + 2), (Gemma2Config, 0), (Olmo2Config, 2)]
+    ("config", "changed"),
+    # norms, MLPs, attention
+    [
+        (LlamaConfig, 5 + 2 + 2),
+        (Qwen3Config, 5 + 4 + 2 + 2),
+        (Gemma2Config, 2),
+        (Olmo2Config, 2 + 2),
+        (CohereConfig, 2),
+    ],
 )
 def test_models_are_changed_where_the_formula_is_the_same(config, changed):
-    """Gemma's norm has `1 + weight` and its gate is a GELU; Olmo's norm rounds later: these stay as they are."""
+    """Gemma's norm has `1 + weight` and its gate is a GELU; Olmo's norm rounds later, and Cohere turns
+    neighbours together: these stay as they are."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(**SIZES, initializer_range=0.3))
     ids = torch.arange(20).view(2, 10)

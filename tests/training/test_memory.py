@@ -9,7 +9,7 @@ from swift_r1.arguments import World
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import EXIT_RUN_FAILED
 from swift_r1.models.lora import LoraSettings, add_lora
-from swift_r1.models.shape import shape_of
+from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
 from swift_r1.training.backends.fsdp_config import FsdpConfig
 from swift_r1.training.memory import GIB, advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 from swift_r1.training.worker import known_end
@@ -40,6 +40,18 @@ def test_the_shape_is_the_models(shape, tiny_model_untied):
         p.numel() for p in model.parameters() if p.requires_grad
     )
     assert shape.adapters(LoraSettings(4, 16, ("q_proj",))) == 2 * 4 * (64 + 64)
+
+
+def test_chunks_of_logits_are_as_large_as_the_card_allows(shape):
+    args, gib = args_of(per_device_train_batch_size=512, max_completion_length=8192), 2**30
+    wide = dataclasses.replace(shape, vocabulary=150_000)
+    found = {}
+    for card in (None, 24, 80, 141):
+        about = {} if card is None else {"gpu": True, "card": float(card * gib)}
+        most = estimate(args, wide, 1, libraries=0.0, stage=None, **about)
+        found[card] = most.phases["training"]["logits"] - shape.head * 8
+    chunks = {None: LOGITS_BYTES, 24: int(0.72 * gib), 80: 2 * gib, 141: 2 * gib}
+    assert found == pytest.approx({card: chunk * (2 + 2 / 4 + KEPT_CHUNKS) for card, chunk in chunks.items()})
 
 
 def test_parts_are_what_tensors_take(shape):
