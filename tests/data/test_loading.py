@@ -15,7 +15,7 @@ import pytest
 
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, load_dataset, register_dataset
 from swift_r1.data import registry as registry_module
-from swift_r1.data.loading import columns_of, first_rows, load_rows
+from swift_r1.data.loading import columns_of, first_rows, load_rows, row_without
 from swift_r1.data.rows import prompt_key
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
@@ -264,7 +264,10 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path) -> None:
         jsonl(tmp_path / "a.jsonl", [{"question": "q", "level": 1, "solution": 1}]),
         jsonl(tmp_path / "b.jsonl", [{"question": "q", "solution": 1}]),
     ]
-    columns = columns_of(load_rows(arguments(dataset=files)).train)
+    rows = load_rows(arguments(dataset=files)).train
+    columns = columns_of(rows)
+    assert (row_without("level", rows), row_without("solution", rows), row_without("gone", rows)) == ("b:0", None, None)
+    assert row_without("gone", [{"solution": 1}]) is None, "the columns of a recorded row"
     assert columns == {"question", "solution", "messages", "dataset", "prompt_id"}
 
 

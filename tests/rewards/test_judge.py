@@ -324,7 +324,7 @@ def test_a_start_does_not_ask_the_judge(serve: Any) -> None:
     words = ["--reward_funcs", "judge", "format", "--judge"]
     args = parse_arguments(CheckArguments, [*words, json.dumps(judge)])
     assert quick_faults(args, row) == [] and server.seen == []
-    assert column_faults(args, frozenset({"solution", "messages"})) == [
+    assert column_faults(args, [{"solution": "2", "messages": []}]) == [
         "--judge names {answer}, a column that the data lacks (it has solution)"
     ]
     args = parse_arguments(CheckArguments, [*words, json.dumps({"url": server.url, "api_key_env": "NO_SUCH_KEY"})])
