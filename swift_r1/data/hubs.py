@@ -139,7 +139,7 @@ def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
 
     import huggingface_hub
 
-    if why_unreachable("hf") is not None:
+    if why_unreachable("hf") is not None:  # they look into their caches alone then
         datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
 
     def cached_folder() -> str:

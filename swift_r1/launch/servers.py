@@ -66,7 +66,7 @@ def wait_for_servers(
         if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
             raise UsageError(why)
         config = config_of(Path(args.model).expanduser())  # the tokenizer is compared when it is loaded
-        known = config.get("text_config", config).get("vocab_size", infos[0].vocab_size)
+        known = (config.get("text_config") or config).get("vocab_size", infos[0].vocab_size)
         if known != infos[0].vocab_size:
             raise UsageError(another_model(infos[0].model, args.model))
         token = saved_token(resumed)

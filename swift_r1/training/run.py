@@ -251,10 +251,11 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         setup.open_uploader(context),
         start.own_dtype,
     )
-    saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
-    lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
-    if lacking is not None and ranks.is_rank0:
-        logger.warning(lacking)
+    if ranks.is_rank0 and not isinstance(args, ForecastArguments):
+        saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
+        lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
+        if lacking is not None:
+            logger.warning(lacking)
     return Trainer(
         args=args,
         plan=plan,

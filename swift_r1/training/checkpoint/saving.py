@@ -87,8 +87,8 @@ class Saver:
     def bytes_of_each(self, optim: str) -> int:
         """Returns about what a checkpoint takes: weights or adapters, and with state what the optimizer keeps."""
         size, moments = 0, {"sgd": 0} | dict.fromkeys(EIGHT_BIT, 2)
-        for one in (self.backend, self.critic):
-            for parameter in one.model.parameters() if one is not None else ():
+        for one in filter(None, (self.backend, self.critic)):
+            for parameter in one.model.parameters():
                 width = whole_dtype(parameter).itemsize
                 count = whole_shape(parameter).numel()
                 if parameter.requires_grad or not has_adapters(one.model):
