@@ -68,7 +68,8 @@ def gpu_kernels(name: str, states: Tensor) -> Any:
     """`models/gpu_kernels.py`, where it has what `FUSED` calls `name` for the device and dtype of `states`, or None."""
     if not states.is_cuda or states.dtype not in (torch.float32, torch.bfloat16, torch.float16) or name not in FUSED:
         return None
-    return _triton_kernels()
+    # Triton starts kernels on the thread's own device, wherever their tensors are.
+    return _triton_kernels() if states.device.index == torch.cuda.current_device() else None
 
 
 @cache
