@@ -78,10 +78,8 @@ def _triton_kernels() -> Any:
     headers = Path(sysconfig.get_path("include"), "Python.h").exists()
     compiles = headers and (os.environ.get("CC") or which("gcc") or which("clang"))
     if find_spec("triton") is None or not compiles:
-        needed = "a C compiler and Python's headers" if find_spec("triton") else "Triton"
-        logger.info(
-            "norms, MLPs and the output head run in transformers' and torch's slower way: %s is missing", needed
-        )
+        lacks = "C compiler with Python's headers" if find_spec("triton") else "Triton"
+        logger.info("norms, MLPs and the output head run without our kernels, which is slower: no %s", lacks)
         return None
     from swift_r1.models import gpu_kernels
 
