@@ -68,7 +68,8 @@ def gpu_kernels(name: str, states: Tensor) -> Any:
     """`models/gpu_kernels.py`, where it has what `FUSED` calls `name` for the device and dtype of `states`, or None."""
     if not states.is_cuda or states.dtype not in (torch.float32, torch.bfloat16, torch.float16) or name not in FUSED:
         return None
-    return _triton_kernels()
+    # Triton starts kernels on the thread's own device, wherever their tensors are.
+    return _triton_kernels() if states.device.index == torch.cuda.current_device() else None
 
 
 @cache
@@ -77,10 +78,8 @@ def _triton_kernels() -> Any:
     headers = Path(sysconfig.get_path("include"), "Python.h").exists()
     compiles = headers and (os.environ.get("CC") or which("gcc") or which("clang"))
     if find_spec("triton") is None or not compiles:
-        needed = "a C compiler and Python's headers" if find_spec("triton") else "Triton"
-        logger.info(
-            "norms, MLPs and the output head run in transformers' and torch's slower way: %s is missing", needed
-        )
+        lacks = "C compiler with Python's headers" if find_spec("triton") else "Triton"
+        logger.info("norms, MLPs and the output head run without our kernels, which is slower: no %s", lacks)
         return None
     from swift_r1.models import gpu_kernels
 

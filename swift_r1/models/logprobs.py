@@ -10,7 +10,8 @@ never rounded to the weights' dtype, nor are the terms of the head's gradient be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -93,6 +94,17 @@ def logits_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return LOGITS_BYTES
     return gpu_logits_bytes(torch.cuda.get_device_properties(device).total_memory)
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Within it logits are rounded to the weights' dtype, as transformers' are, on every device."""
+    global WIDE_PRODUCTS
+    before, WIDE_PRODUCTS = WIDE_PRODUCTS, False
+    try:
+        yield
+    finally:
+        WIDE_PRODUCTS = before
 
 
 def _wide(states: Tensor) -> bool:

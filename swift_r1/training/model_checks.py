@@ -13,6 +13,7 @@ from swift_r1.errors import UsageError
 from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.models.attention import takes_packed_rows
+from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Batching, collate, round_batch
@@ -34,7 +35,7 @@ def check_logprobs(backend: Backend) -> None:
     # In all places, the last ones for nothing: a GPU may round a product of fewer rows otherwise.
     inputs = ModelInputs(token_ids, torch.arange(32, device=backend.device), token_ids.roll(-1, 1).flatten())
     model = backend.model
-    with narrowed(model), torch.no_grad():
+    with narrowed(model), rounded_products(), torch.no_grad():
         ours = backend.logprobs(inputs, 1.0).logps.view(2, 16)[:, :-1]
         with backend.callable_model():
             head = (ours - own_logprobs(model, token_ids)).abs().max().item()

@@ -1,11 +1,15 @@
 """RMSNorm and SwiGLU in blocks: transformers' numbers and gradients, and only where its formula is the same."""
 
+from functools import cache
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from swift_r1.models import block_functions
 from swift_r1.models import cpu_kernels as elementwise
 from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.cpu_kernels import rms_norm, swiglu
@@ -93,6 +97,17 @@ def test_models_are_changed_where_the_formula_is_the_same(config, changed):
     assert use_block_functions(model) == changed
     for was, now in zip(before, gradients_of(model, ids), strict=True):
         torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+
+
+def test_without_triton_a_gpu_runs_transformers_own_and_one_line_says_so(monkeypatch, caplog):
+    states = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(block_functions, "find_spec", lambda _name: None)
+    monkeypatch.setattr(block_functions, "_triton_kernels", cache(block_functions._triton_kernels.__wrapped__))
+    with caplog.at_level("INFO", "swift_r1.training"):
+        assert block_functions.gpu_kernels("norm", states) is None
+        assert block_functions.gpu_kernels("mlp", states) is None
+    assert [record.message.endswith("no Triton") for record in caplog.records] == [True]
 
 
 def test_a_norm_with_a_gate_stays():

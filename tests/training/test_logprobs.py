@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from swift_r1.errors import UsageError
+from swift_r1.models import logprobs
 from swift_r1.models.logprobs import PLAIN, LogitForm, selective_logprobs
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES
 from swift_r1.training.backends.local import LocalBackend
@@ -125,16 +126,19 @@ def architectures():
 
 
 @pytest.mark.parametrize("name", architectures())
-def test_architectures_that_change_their_logits(name):
+def test_architectures_that_change_their_logits(name, monkeypatch):
     torch.manual_seed(0)
     model = architectures()[name]()
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     # As many rows as the model's own head has: products of other sizes may round differently.
-    rows = []
+    rows, wide = [], []
+    monkeypatch.setattr(logprobs, "WIDE_PRODUCTS", True)  # as on a GPU
     backend.module.logprob_head.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    backend.module.logprob_head.register_forward_pre_hook(lambda *_about: wide.append(logprobs.WIDE_PRODUCTS))
     model.lm_head.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel()))
     check_logprobs(backend)
     assert rows == [32] * 3
+    assert wide == [False] and logprobs.WIDE_PRODUCTS
     backend.module.logprob_head.form = PLAIN
     with pytest.raises(UsageError, match="in a way we do not know"):
         check_logprobs(backend)
