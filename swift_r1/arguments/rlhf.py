@@ -32,8 +32,8 @@ class RlhfArguments(RlhfFlags):
         yield from super().about_flags
         yield from self.chosen
         if self.optim == "sgd" and self.weight_decay:
-            share = self.peak_learning_rate * self.weight_decay
-            yield f"--optim sgd decays weights too, by {share:g} of them a step: --weight_decay 0 does not"
+            share = (self.peak_learning_rate or 0.0) * self.weight_decay
+            yield f"--optim sgd decays weights too, by {share:g} of them per step: --weight_decay 0 does not"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""

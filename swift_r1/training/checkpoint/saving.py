@@ -87,7 +87,8 @@ class Saver:
     def bytes_of_each(self, optim: str) -> int:
         """Returns about what a checkpoint takes: weights or adapters, and with state what the optimizer keeps."""
         size, moments = 0, {"sgd": 0} | dict.fromkeys(EIGHT_BIT, 2)
-        for one in filter(None, (self.backend, self.critic)):
+        backends = [self.backend] if self.critic is None else [self.backend, self.critic]
+        for one in backends:
             for parameter in one.model.parameters():
                 width = whole_dtype(parameter).itemsize
                 count = whole_shape(parameter).numel()
