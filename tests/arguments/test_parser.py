@@ -287,7 +287,7 @@ def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation,
 
 def test_that_sgd_decays_weights_is_said() -> None:
     words = ("--optim", "sgd", "--learning_rate", "0.5")
-    assert any("by 0.05 of them a step" in line for line in parse(*words).about_flags)
+    assert any("by 0.05 of them per step" in line for line in parse(*words).about_flags)
     assert not list(parse(*words, "--weight_decay", "0").about_flags)
 
 
