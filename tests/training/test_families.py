@@ -96,7 +96,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
 @torch.no_grad()
 def test_the_embedded_engine_samples_from_the_model(family):
     engine = TransformersEngine(family.backend.model, None, (2,), 0)
-    check_engine(engine, VOCAB)
+    check_engine(engine)
     sampling = SamplingParams(max_tokens=24)
     requests = [
         RolloutRequest(request_id=str(n), prompt_token_ids=tuple(prompt), n=2, seeds=(n, 9 + n), sampling=sampling)
@@ -203,10 +203,10 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     model = load_model(save_family(tmp_path, "mistral", sliding_window=4096), "float32", False)
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     engine = TransformersEngine(model, None, (2,), 0)
-    check_engine(engine, VOCAB)
+    check_engine(engine)
     assert why_not_packed(backend, SHARED) == ""
     monkeypatch.setitem(AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention))
     with pytest.raises(UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"):
-        check_engine(engine, VOCAB)
+        check_engine(engine)
     monkeypatch.setitem(AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention))
     assert "see its neighbours" in why_not_packed(backend, SHARED)
