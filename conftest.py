@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Generator
@@ -57,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker's mark begins with that of the process that has started it.
     os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
     config.stash[LEFT] = []
+    # A shell has what it starts in the background ignore Ctrl-C, and with it all that tests start.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

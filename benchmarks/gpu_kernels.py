@@ -28,7 +28,7 @@ from swift_r1.models import block_functions, gpu_kernels, logprobs
 
 Call = Callable[[], object]
 
-REHEARSES = "--rehearse" in sys.argv
+REHEARSES = "--rehearse" in sys.argv or "GPU_REHEARSAL" in os.environ  # the latter in `scripts/gpu --rehearse`
 
 SHAPES = {"0.5b": (896, 4864), "1.5b": (1536, 8960), "7b": (3584, 18944)}  # hidden, feed-forward
 TOKENS, WORDS = (33_000, 151_936) if not REHEARSES else (24, 300)

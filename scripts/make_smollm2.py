@@ -35,12 +35,13 @@ def is_complete(folder: Path) -> bool:
 
 def build(gguf: Path, folder: Path) -> None:
     """Dequantise `gguf` and write model, tokenizer, template and generation config to `folder`."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("TQDM_DISABLE", "1"), ("DS_ACCELERATOR", "cpu")):
+        os.environ.setdefault(name, value)  # no network, no bars, and no word of DeepSpeed's about devices
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    from swift_r1.models.loading import as_readable_as_its_config
+
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     model = AutoModelForCausalLM.from_pretrained(
@@ -61,6 +62,7 @@ def build(gguf: Path, folder: Path) -> None:
         setattr(model.config, name, token_id)
     model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)
+    as_readable_as_its_config(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+_NEAR = 0.75  # no_such_reward is not agent_reward
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -99,7 +100,10 @@ def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Re
 def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
     """That nothing of a kind has this name, with the nearest one that is known, or all of them and where `more` are."""
     known = list(known)
-    if near := difflib.get_close_matches(name, known, n=1):
+    words = name.split()
+    if len(words) > 1:
+        return f"there is no {what} {name!r}: several are a list, in YAML [{', '.join(words)}]"
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
         return f"there is no {what} {name}: did you mean {near[0]}?"
     return f"there is no {what} {name}: known are {', '.join(known) or 'none'}{more}"
 

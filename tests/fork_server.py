@@ -79,12 +79,12 @@ IMPORTED_LATE = (
 
 
 def import_everything() -> None:
-    """All of our modules, without vLLM, and what a run of a tiny model imports late."""
+    """All of our modules, without those for vLLM and Triton, and what a run of a tiny model imports late."""
     import swift_r1
 
     ours = [module.name for module in pkgutil.walk_packages(swift_r1.__path__, "swift_r1.")]
     for name in (*ours, *IMPORTED_LATE):
-        if "vllm" not in name and not name.endswith("__main__"):
+        if "vllm" not in name and not name.endswith(("__main__", "gpu_kernels")):
             importlib.import_module(name)
     recorder = importlib.import_module("swift_r1.tracking.recorder")
     assert callable(recorder.draw_curves)

@@ -27,7 +27,6 @@ TARGETS = range(1, 100)
 HELD_OUT = 128
 SPLIT_SEED = 20250124  # not the run's seed: the held-out problems never change
 
-WELL_FORMED = re.compile(r"<think>[^<>]+</think><answer>[0-9+\-*]+</answer>")
 _PRODUCT = re.compile(r"(\d+)\*(\d+)")
 _SUM = re.compile(r"(-?\d+)([+-]\d+)")
 
@@ -102,8 +101,3 @@ def write_trace(problem: Problem, rng: random.Random, hit: float = 0.5, give_up:
         if right or rng.random() < give_up:
             break
     return f"<think>{','.join(tried)}</think><answer>{expression}</answer>"
-
-
-def is_well_formed(completion: str) -> bool:
-    """Think tags, then an answer that is an expression; whether it is right is another matter."""
-    return WELL_FORMED.fullmatch(completion) is not None

@@ -21,7 +21,8 @@ _INTRODUCTION = f"""{MADE}
 Every command with its flags. `swift COMMAND --help` says the same in the terminal. Names and meaning are ms-swift's.
 
 - A list is written `--flag a b`, a boolean `--flag true` (`--flag` alone is true), JSON in single quotes.
-- A YAML file of flags may come first, `swift rlhf run.yaml --beta 0.01`; the command line wins over it.
+- A YAML file of flags may come first, `swift rlhf run.yaml --beta 0.01`; the command line wins over
+  it. Of a flag given twice the last one counts, as in a script that ends with `"$@"`.
 - All faults are reported together, an unknown flag with the nearest known one, and a flag without effect is refused.
 - The column "value" has `°` where a resumed run may have another value, and `GPU` where it acts on a GPU only.
 - The column "default" has ms-swift's default where that is another one; empty is none.

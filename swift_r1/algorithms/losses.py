@@ -97,6 +97,14 @@ class LossConfig:
         return CISPO_EPSILON_HIGH if self.loss_type == "cispo" else self.epsilon
 
     @property
+    def by_completion(self) -> bool:
+        """Whether a number of a completion as a whole decides about its tokens."""
+        by_sequence = (self.rollout_importance_sampling_mode or "").startswith("sequence")
+        return (
+            self.importance_sampling_level != "token" or by_sequence or self.off_policy_sequence_mask_delta is not None
+        )
+
+    @property
     def kl_in_loss(self) -> bool:
         """Whether the loss adds `beta` times k3, and so needs the reference policy's log-probs."""
         return self.beta > 0 and not self.kl_in_reward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,24 @@ from swift_r1.algorithms.aggregation import masked_metric, token_means
 from swift_r1.algorithms.losses import LOG_RATIO_BOUND, k3
 
 
-def kept_completions(logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, delta: float) -> Tensor:
+class WholeMeans(NamedTuple):
+    """Means `[B]` over the trained tokens of the whole completion that a row is a part of, where that has several rows
+    (an agent's episode). No gradient."""
+
+    moved: Tensor  # of logp - old
+    gap: Tensor  # of old - rollout
+    drift: Tensor  # of rollout - logp
+    advantage: Tensor
+
+
+def kept_completions(
+    logps: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    delta: float,
+    whole: WholeMeans | None = None,
+) -> Tensor:
     """bool `[B, 1]`: not those with a negative advantage whose mean of `behaviour - logp` is above `delta`.
 
     Off-policy sequence masking, DeepSeek-V3.2 (arXiv 2512.02556, eq. 9): what the policy has moved away from already is
@@ -20,8 +38,11 @@ def kept_completions(logps: Tensor, behaviour: Tensor, advantages: Tensor, mask:
     Args:
         logps, behaviour, advantages, mask: `[B, T]` each, finite; the mask is 1 on trained tokens.
     """
-    drift = token_means(behaviour - logps.detach(), mask)
-    return ((drift <= delta) | (token_means(advantages, mask) >= 0))[:, None]
+    if whole is None:
+        drift, advantage = token_means(behaviour - logps.detach(), mask), token_means(advantages, mask)
+    else:
+        drift, advantage = whole.drift, whole.advantage
+    return ((drift <= delta) | (advantage >= 0))[:, None]
 
 
 def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -68,6 +89,14 @@ def completion_weights(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Te
     w, none = log_w.exp().masked_fill(~trained, 0.0), -torch.inf
     sums = (trained.sum(1).double(), log_w.masked_fill(~trained, 0.0).sum(1), w.sum(1), w.square().sum(1))
     return torch.stack([*sums, log_w.masked_fill(~trained, none).amax(1)])
+
+
+def of_owners(found: Tensor, owners: Tensor) -> Tensor:
+    """`completion_weights` of rows, `[5, R]`, as those of the completions that they are parts of, `[5, N]`."""
+    count = int(owners.max()) + 1
+    whole = found.new_zeros(5, count).index_add_(1, owners, found)
+    whole[4] = found.new_full((count,), -torch.inf).scatter_reduce_(0, owners, found[4], "amax")
+    return whole
 
 
 def weight_metrics(found: Tensor) -> dict[str, float]:

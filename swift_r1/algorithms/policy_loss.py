@@ -16,7 +16,7 @@ from swift_r1.algorithms.aggregation import (
     token_means,
 )
 from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig, RolloutCorrection, k3
-from swift_r1.algorithms.off_policy import kept_completions, off_policy_metrics
+from swift_r1.algorithms.off_policy import WholeMeans, kept_completions, off_policy_metrics
 from swift_r1.algorithms.self_distillation import sdar
 
 ROLLOUT_LOG_RATIO_BOUND = 20.0
@@ -63,6 +63,7 @@ def policy_loss(
     teacher_kl: Tensor | None = None,
     teacher_logps: Tensor | None = None,
     shares: Tensor | None = None,
+    whole: WholeMeans | None = None,
     normalizer: Tensor | float | None = None,
     entropy_threshold: Tensor | float | None = None,
 ) -> LossOutput:
@@ -86,6 +87,7 @@ def policy_loss(
         teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
         teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
         shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
+        whole: what is of a completion as a whole, where rows are parts of one; by default it is of each row alone.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
         entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
@@ -111,7 +113,7 @@ def policy_loss(
 
     if rollout_logps is not None:
         rollout_logps = _constant(rollout_logps, trained, dtype)
-    ratio = importance_ratio(logps, old_logps, weight, config)
+    ratio = importance_ratio(logps, old_logps, weight, config, whole)
     token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
     per_token, kept = token.loss, trained
     metrics: dict[str, Tensor] = {
@@ -123,7 +125,8 @@ def policy_loss(
         metrics |= masked_metric(name, values, weight)
 
     if (delta := config.off_policy_sequence_mask_delta) is not None:
-        keep = kept_completions(logps, old_logps if rollout_logps is None else rollout_logps, advantages, weight, delta)
+        behaviour = old_logps if rollout_logps is None else rollout_logps
+        keep = kept_completions(logps, behaviour, advantages, weight, delta, whole)
         per_token, kept = per_token * keep, kept & keep
         metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
 
@@ -148,7 +151,7 @@ def policy_loss(
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
         mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
-        correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
+        correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold, whole)
         per_token, kept = per_token * correction, kept & (correction > 0)
         metrics |= masked_metric("rollout/weight", correction.expand_as(weight), weight)
         metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
@@ -179,22 +182,32 @@ def policy_loss(
     return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 
 
-def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
-    """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the row's trained tokens.
+def importance_ratio(
+    logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig, whole: WholeMeans | None = None
+) -> Tensor:
+    """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the completion's trained tokens.
 
     Sequence level: GSPO (arXiv 2507.18071, eq. 7); GSPO-token (eq. 14) has its value, and the gradient of the token's
     own log-prob. `mask` has the dtype of `logps`; padding must be finite.
     """
     log_ratio = logps - old_logps
     if config.importance_sampling_level != "token":
-        log_ratio = token_means(log_ratio, mask)[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
+        mean = token_means(log_ratio, mask)
+        if whole is not None:  # the gradient of a row's tokens is by its share as it is, since each adds its own loss
+            mean = mean + (whole.moved - mean).detach()
+        log_ratio = mean[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
     if config.importance_sampling_level == "sequence_token":
         log_ratio = log_ratio.detach() + (logps - logps.detach())
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def rollout_weights(
-    old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, mode: RolloutCorrection, threshold: float
+    old_logps: Tensor,
+    rollout_logps: Tensor,
+    mask: Tensor,
+    mode: RolloutCorrection,
+    threshold: float,
+    whole: WholeMeans | None = None,
 ) -> tuple[Tensor, Tensor]:
     """w = exp(old - rollout), the token's or the completion's (their geometric mean), kept below `threshold`.
 
@@ -216,7 +229,9 @@ def rollout_weights(
         where it is the same for all tokens.
     """
     log_ratio = (old_logps - rollout_logps).detach().clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
-    compared = token_means(log_ratio, mask)[:, None] if mode.startswith("sequence") else log_ratio
+    compared = log_ratio
+    if mode.startswith("sequence"):
+        compared = (token_means(log_ratio, mask) if whole is None else whole.gap)[:, None]
     ratio, over = compared.exp(), compared.exp() > threshold
     weights = log_ratio.exp().masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
     return weights, over

@@ -59,7 +59,9 @@ _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample t
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag("grpo", "the algorithm; ms-swift runs others", choices=("grpo", "ppo"), required=True)
+    rlhf_type: str = flag(
+        "grpo", "the algorithm, grpo or ppo; ms-swift runs others", choices=("grpo", "ppo"), required=True
+    )
     beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
     epsilon: float = flag(0.2, "lower clip range of the ratio", _CLIPS, at_least=0, less_than=1, aliases=("cliprange",))
     epsilon_high: float | None = flag(

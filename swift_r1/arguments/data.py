@@ -117,7 +117,11 @@ class DataArguments:
     prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
     enable_thinking: bool | None = THINKING
-    max_length: int | None = flag(None, "longest prompt in tokens; see --truncation_strategy", at_least=1)
+    max_length: int | None = flag(
+        None,
+        "longest prompt in tokens (default: what the model takes less the completion); see --truncation_strategy",
+        at_least=1,
+    )
     truncation_strategy: str = flag(
         "delete",
         "prompts over --max_length: delete leaves them out and counts them, left keeps their last tokens",

@@ -40,3 +40,11 @@ class EnvironmentArguments(AgentArguments):
     @property
     def plays_agent(self) -> bool:
         return self.env is not None or super().plays_agent
+
+    @property
+    def counts_by_turns(self) -> bool:
+        """Whether the rewards of turns that are added to the advantage are all that the environment's reward is."""
+        from swift_r1.environments.kinds import KINDS
+
+        by_turns = self.advantage_per == "turn" and self.env is not None
+        return by_turns and KINDS[str(self.env).partition(":")[0]].sums_turns

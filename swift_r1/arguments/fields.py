@@ -287,6 +287,8 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
     if value is None:
         return spec.default
     if spec.is_list:
+        if isinstance(value, str) and spec.kind is not str and len(value.split()) > 1:
+            raise ValueError(f"is a list, in YAML [{', '.join(value.split())}]")
         items = value if isinstance(value, list) else [value]
         if spec.info.objects:
             items = [json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item for item in items]

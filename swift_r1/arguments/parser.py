@@ -1,13 +1,14 @@
 """Command line and config file to one argument object, with all faults reported together.
 
 Syntax: `--flag value`, `--flag=value`, `--list a b`, dashes or underscores, `--switch` alone for true,
-and one config file (YAML or JSON) first; flags win over it. A flag given twice is an error.
+and one config file (YAML or JSON) first; flags win over it. Of a flag given twice the last one counts, with a warning.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from swift_r1.arguments.meanings import MEANINGS, Meaning
 from swift_r1.arguments.world import ProcessArguments, World
 from swift_r1.errors import UsageError, read_yaml, yaml_fault
 
+_logger = logging.getLogger("swift_r1.arguments")
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
 _NAMED_FLAG = re.compile(r"--(\w+)")
 API_KEY_VARIABLE = "SWIFT_API_KEY"
@@ -207,8 +209,8 @@ def _read(
 
 
 def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag as written and the words that belong to it. Other words are those of the positional flag; without one
-    they belong to the flag before them, and those before the first flag are faults."""
+    """Each flag as it was written last, and the words that belong to it. Other words are those of the positional flag;
+    without one they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)
     positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []
@@ -223,7 +225,13 @@ def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str
             result[-1][1].append(word)
         else:
             faults.append(f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may")
-    return [*result, (positional, alone)] if positional and alone else result
+    last: dict[str, tuple[str, list[str]]] = {}
+    for written, values in [(positional, alone), *result] if positional and alone else result:
+        key = written.replace("-", "_")
+        if key in last:
+            _logger.warning("%s is given twice: the last one counts", written)
+        last[key] = (written, values)
+    return list(last.values())
 
 
 def _spelling(written: str) -> str:

@@ -201,8 +201,6 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
-    if args.chosen:
-        rows["chosen"] = "; ".join(args.chosen)
     if (how := args.teaches_by) is not None:
         who = ", ".join(filter(None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]))
         places = {"advantage": "each token's advantage", "reward": "the reward"}

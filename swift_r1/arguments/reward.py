@@ -122,7 +122,11 @@ class RewardArguments(PluginArguments):
         check=_check_judge,
     )
     max_invalid_reward_ratio: float = flag(
-        0.2, "share of invalid rewards (exception, NaN, time-out) that stops the run", at_least=0, at_most=1
+        0.2,
+        "share of invalid rewards (exception, NaN, time-out) that stops the run, as does a round with no valid one; "
+        "1: neither does",
+        at_least=0,
+        at_most=1,
     )
 
     @property

@@ -27,6 +27,14 @@ class RlhfArguments(RlhfFlags):
         yield from scope_faults(self, given)
         yield from checks.all_faults(self, given, world)
 
+    @property
+    def about_flags(self) -> Iterator[str]:
+        yield from super().about_flags
+        yield from self.chosen
+        if self.optim == "sgd" and self.weight_decay:
+            share = self.learning_rate * self.weight_decay
+            yield f"--optim sgd decays weights too, by {share:g} of them a step: --weight_decay 0 does not"
+
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
         batch, chosen = self.resolved_batch(given, self.counted_for(given, world.size))

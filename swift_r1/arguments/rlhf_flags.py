@@ -161,8 +161,8 @@ class RlhfFlags(
         if (found := self.chosen_accumulation(given, processes)) is not None:
             accumulation = micro_batches = found
             chosen.append(
-                f"--gradient_accumulation_steps {found}: whole groups of {self.num_generations}, and at least "
-                f"{LEAST_BATCH} completions a step"
+                f"--gradient_accumulation_steps {found}: a micro-batch of {micro_batch} has no whole groups of "
+                f"{self.num_generations}, and a step has at least {LEAST_BATCH} completions"
             )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch

@@ -128,7 +128,7 @@ class TrainingArguments:
     """Training."""
 
     learning_rate: float | None = flag(None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0)
-    weight_decay: float = flag(0.1, "AdamW weight decay", at_least=0)
+    weight_decay: float = flag(0.1, "weight decay; with --optim sgd its gradient is added to the loss's", at_least=0)
     adam_beta1: float = flag(0.9, "AdamW beta 1", _ADAM, at_least=0, less_than=1)
     adam_beta2: float = flag(0.95, "AdamW beta 2", _ADAM, at_least=0, less_than=1)
     adam_epsilon: float = flag(1e-8, "AdamW epsilon", _ADAM, more_than=0)

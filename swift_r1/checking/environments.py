@@ -101,24 +101,24 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
     if report.rows:
         table = Table("the first row", "", show_lines=True)
         for message in report.rows[0]["messages"]:
-            table.add_row(escape(message["role"]), escape(_text(message)))
+            table.add_row(escape(message["role"]), escape(message_text(message)))
         for name, value in report.rows[0].get(ENV_ROW, {}).items():
             if name != "prompt":
-                table.add_row(escape(name), escape(_cut(json.dumps(value, ensure_ascii=False))), style="dim")
+                table.add_row(escape(name), escape(cut(json.dumps(value, ensure_ascii=False))), style="dim")
         console.print(table)
     if report.episodes and report.episodes[0].tools:
         table = Table("tool", "arguments", "what the model reads about it")
         for tool in report.episodes[0].tools:
             function = tool["function"]
             table.add_row(
-                escape(function["name"]), _arguments(function), escape(_cut(function.get("description") or ""))
+                escape(function["name"]), _arguments(function), escape(cut(function.get("description") or ""))
             )
         console.print(table)
     if report.episodes:
         one = report.episodes[0]
         table = Table(f"an episode: {escape(one.script)}", "", show_lines=True)
         for message in one.messages[:_SHOWN]:
-            table.add_row(escape(message["role"]), escape(_text(message)))
+            table.add_row(escape(message["role"]), escape(message_text(message)))
         if (more := len(one.messages) - _SHOWN) > 0:
             table.add_row("", f"... {more} more messages", style="dim")
         console.print(table)
@@ -172,10 +172,10 @@ def _type(about: Mapping[str, Any]) -> str:
     return " | ".join(map(_type, options)) if options else str(about.get("type", "any"))
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, Any]) -> str:
     calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
-    return _cut("\n".join(filter(None, [message.get("content") or "", *calls])))
+    return cut("\n".join(filter(None, [message.get("content") or "", *calls])))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... [{len(text) - _LONGEST} more characters]"

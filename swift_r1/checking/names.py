@@ -16,11 +16,13 @@ from swift_r1.plugins.agents import Agent, agents
 from swift_r1.plugins.compat import instead_of
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
+from swift_r1.rewards.orm import is_built_in
 from swift_r1.tool_use.registry import described, tools
 
 
 def _missing(flag: str, what: str, names: Iterable[str], registry: Mapping[str, Any], more: str = "") -> list[str]:
-    return [f"--{flag}: {no_such(what, name, sorted(registry), more)}" for name in names if name not in registry]
+    known = sorted(registry, key=lambda name: (is_built_in(name), name))  # a plugin's rewards first
+    return [f"--{flag}: {no_such(what, name, known, more)}" for name in names if name not in registry]
 
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:

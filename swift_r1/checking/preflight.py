@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any
@@ -11,21 +12,27 @@ from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
+from swift_r1.checking.golds import right_completions
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults
 from swift_r1.checking.rehearsal import quick_faults
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.sampler import sampler_faults
+from swift_r1.data.doubles import contradictions
 from swift_r1.data.hubs import default_hub
-from swift_r1.data.loading import LoadedData, columns_of, load_rows
+from swift_r1.data.loading import LoadedData, columns_of, load_rows, row_without
+from swift_r1.data.preprocessors import Row
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED, TOOL_COLUMNS
+from swift_r1.data.store import Rows
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards import orms
 from swift_r1.tracking.reporters import tracker_faults
+
+_logger = logging.getLogger("swift_r1.data")
 
 
 def check_inputs(
@@ -36,12 +43,13 @@ def check_inputs(
 
     Raises UsageError with every fault that could be found. Faults of plugins come alone: names depend on them.
     """
-    load_plugins(args.external_plugins)
+    plugins = load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
+    unknown = reward_name_faults(args)
     faults = [
-        *reward_name_faults(args),
+        *unknown,
         *reward_model_faults(args),
         *scheduler_name_faults(args),
         *tool_faults(args),
@@ -57,19 +65,29 @@ def check_inputs(
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset, *args.chord_sft_dataset], use_hf=args.use_hf)
-        data = load_rows(args.data_flags, keep=True)
+        if not unknown:  # which is said at once, and preparing rows may take long
+            data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
         faults += error.faults
     if data is not None:
-        faults += column_faults(args, columns_of(data.train, data.eval))
+        for note in data_notes(args, data):
+            _logger.warning("data: %s", note)
+        faults += column_faults(args, data.train, data.eval)
         faults += sampler_faults(args, data.train)
-    faults += eval_dataset_faults(args)
+    faults += [] if unknown else eval_dataset_faults(args)
     if data is not None and not faults:
-        faults += quick_faults(args, data.train[0])
+        (gold,) = right_completions(None, plugins, args.called_rewards, [data.train[0]])
+        faults += quick_faults(args, data.train[0], gold)
     faults += model_files_faults(args, environ)
     if faults or data is None:
         raise UsageError(*dict.fromkeys(faults))
     return data
+
+
+def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
+    """What is odd about the rows, and breaks no run."""
+    needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
+    return contradictions(data.train, frozenset().union(*needed)) if isinstance(data.train, Rows) else []
 
 
 def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
@@ -118,8 +136,9 @@ def hub_faults(args: RlhfArguments) -> list[str]:
     return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
 
 
-def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
-    """Columns that a reward asks for by name and that some rows lack."""
+def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
+    """Columns that a reward asks for by name and that some rows of `parts` lack."""
+    columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
     unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
@@ -136,9 +155,11 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
             continue
         missing = sorted(required_columns(orms[name]) - columns - given - {"messages"})
         if missing:
+            row = row_without(missing[0], *parts)
+            who, all_have = ("data", "it has") if row is None else (f"row {row}", "all rows have")
             faults.append(
                 f"--reward_funcs {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the "
-                f"data lacks (it has {', '.join(own) or 'none'}); --columns renames"
+                f"{who} lacks ({all_have} {', '.join(own) or 'none'}); --columns renames"
             )
     if "judge" in args.reward_funcs and args.judge is not None:
         from swift_r1.rewards.judge_config import read_judge

@@ -197,9 +197,12 @@ def _causes(column: RewardColumn, kinds: Sequence[str]) -> dict[str, str]:
 def _tells_right(values: Mapping[str, Sequence[float | None]]) -> bool | None:
     if RIGHT not in values:
         return None
-    pairs = zip(values[RIGHT], values[WRONG], strict=True)
-    # A comparison with NaN is False.
-    return all(right is not None and wrong is not None and right > wrong for right, wrong in pairs)
+    return all(map(more, values[RIGHT], values[WRONG]))
+
+
+def more(right: float | None, wrong: float | None) -> bool:
+    """Whether one value is more than another; an invalid one and no opinion never are."""
+    return right is not None and wrong is not None and right > wrong
 
 
 def _differ(one: float | None, other: float | None) -> bool:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.checking.agents import AgentReport, check_agent, show_agent
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
+from swift_r1.checking.golds import right_completions, unreadable_golds
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults, why_no_agent
-from swift_r1.checking.preflight import column_faults
+from swift_r1.checking.preflight import column_faults, data_notes
 from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
-from swift_r1.data.loading import columns_of
+from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, encoder_of_run
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
-from swift_r1.errors import UsageError, a_kind, describe, one_line
+from swift_r1.errors import RunFailed, UsageError, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -76,14 +78,17 @@ class DatasetReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """All findings. `faults` are those that belong to no single dataset or reward, one line each."""
+    """All findings. `faults` are those that belong to no single dataset or reward, one line each, and `notes` are what
+    breaks no run."""
 
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
     rewards: list[RewardReport] = field(default_factory=list)
     tools: list[ToolReport] = field(default_factory=list)
     environment: EnvironmentReport | None = None
+    agent: AgentReport | None = None
     faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -95,6 +100,7 @@ class CheckReport:
         return {
             "ok": self.ok,
             "faults": self.faults,
+            "notes": self.notes,
             "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
             "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
@@ -110,6 +116,7 @@ class CheckReport:
             ],
             "tools": [asdict(one) for one in self.tools],
             "environment": None if self.environment is None else asdict(self.environment),
+            "agent": None if self.agent is None else asdict(self.agent),
         }
 
 
@@ -141,14 +148,17 @@ def run_checks(args: CheckArguments) -> CheckReport:
         report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
         encoder = None
         if args.model:
-            wording = Wording.of(args)
-            encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
+            encoder = encoder_of_run(args, _tokenizer(args.model))
             report.faults += template_faults(args, encoder) if args.calls_tools else []
-        rows = [
-            row
-            for source in open_sources(args.dataset, use_hf=args.use_hf)
-            for row in _rows(args, source, encoder, report)
-        ]
+        sources = open_sources(args.dataset, use_hf=args.use_hf)
+        rows = [row for source in sources for row in _rows(args, source, encoder, report)]
+        # All that a run would have, unless they are made, or read while it trains.
+        is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
+        parts: list[Sequence[Row]] = [rows]
+        if is_whole and all(one.ok for one in report.datasets):
+            data = load_rows(args.data_flags)
+            parts = [data.train, data.eval]
+            report.notes += data_notes(args, data)
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
@@ -157,15 +167,21 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if called and not report.faults:
             report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
+        if rows and args.plays_agent and args.env is None and not report.faults:
+            report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
+            report.faults += report.agent.faults
         judged = [name for name in names if name not in _OF_EPISODES]  # those judge episodes, and none is played here
         if rows and names:
-            report.faults += column_faults(args, columns_of(rows))
-            golds = _golds(args, report.plugins, rows)
+            report.faults += column_faults(args, *(parts if args.dataset else [rows]))
+            golds = right_completions(args.gold, report.plugins, judged, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:
+                report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
+    except RunFailed as error:  # of the process that agents are forked from
+        report.faults.append(str(error))
     if report.rewards and all(one.tells_right is False for one in report.rewards):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report
@@ -177,7 +193,8 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
         how = (args.columns, drops, False, args.data_flags.tool_use)
-        rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        tried = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        rows = [row for row in tried if encoder is None or encoder.fits(row)]
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
@@ -185,7 +202,9 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     problems = [f"row left out: {example}" for example in drops.examples]
     if drops.broken > len(problems):
         problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
-    if not rows:
+    if encoder is not None and len(rows) < len(tried):
+        problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
+    if not tried:
         filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
         none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"
         problems.insert(0, none)
@@ -198,8 +217,7 @@ def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
     if encoder is None:
         return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
     encoded = encoder.encode(row)
-    if encoded is None:
-        raise UsageError("the prompt of the first row is longer than --max_length")
+    assert encoded is not None  # longer ones are left out
     return encoded.text, len(encoded.token_ids)
 
 
@@ -210,37 +228,6 @@ def _tokenizer(model: str) -> Any:
         return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
-
-
-def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:
-    """A right completion for each row: `--gold` filled in, else what the first plugin's `gold(row)` gives."""
-    if args.gold is not None:
-        return [_filled(args.gold, row) for row in rows]
-    function: Callable[[Mapping[str, Any]], Any] | None = next(
-        (gold for plugin in plugins if callable(gold := getattr(plugin.module, "gold", None))), None
-    )
-    if function is None:
-        return [None] * len(rows)
-    golds: list[str | None] = []
-    for row in rows:
-        try:
-            gold = function(dict(row))
-        except Exception as error:
-            raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
-        if not isinstance(gold, str):
-            raise UsageError(f"the plugin's gold(row) returned {a_kind(gold)}, not the text of a right completion")
-        golds.append(gold)
-    return golds
-
-
-def _filled(template: str, row: Row) -> str:
-    try:
-        return template.format_map(row)
-    except KeyError as error:
-        known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
-        raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
-    except (ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"--gold {template!r} is not a template with columns in braces: {error}") from error
 
 
 def show(report: CheckReport, console: Console) -> None:
@@ -262,6 +249,10 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
             console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for note in report.notes:
+        console.print(escape(note), style="yellow", soft_wrap=True)
+    if report.agent is not None:
+        show_agent(report.agent, console)
     for tool in report.tools:
         console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
         style = "" if tool.outcome == "answer" else "yellow"
@@ -274,7 +265,11 @@ def show(report: CheckReport, console: Console) -> None:
             console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
     for fault in report.faults:
         console.print(escape(fault), style="red", soft_wrap=True)
-    notes = sum(len(one.problems) for one in report.datasets) + sum(len(one.problems) for one in report.rewards)
+    notes = (
+        len(report.notes)
+        + sum(len(one.problems) for one in report.datasets)
+        + sum(len(one.problems) for one in report.rewards)
+    )
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
     console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
 

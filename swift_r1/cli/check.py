@@ -17,8 +17,9 @@ from swift_r1.errors import EXIT_OK, EXIT_USAGE
 _USAGE = """swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
 
 Loads plugins, preprocesses rows, shows a prompt, and calls each reward with made-up completions: a right one (--gold),
-a wrong one, an empty one, a long one, garbage and hostile ones. No weights are loaded. The flags of a whole
-`swift rlhf` command may be given. Exit code 2 if something would break a run."""
+a wrong one, an empty one, a long one, garbage and hostile ones. Of an agent or environment it plays an episode, with a
+script in the model's place. No weights are loaded. The flags of a whole `swift rlhf` command may be given. Exit code 2
+if something would break a run."""
 _EXAMPLES = """
 swift check --external_plugins plugins/countdown.py --dataset countdown --reward_funcs external_countdown format
 swift check --dataset sums.jsonl --external_plugins sums.py --gold '<answer>{solution}</answer>' --json

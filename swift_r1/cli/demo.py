@@ -99,7 +99,7 @@ def run(words: Sequence[str]) -> int:
         "--seed",
         str(args.seed),
     ]
-    flags += ["--max_steps", str(steps), "--eval_steps", str(max(1, steps // 5))]
+    flags += ["--max_steps", str(steps), "--eval_steps", str(eval_every(steps, steps_a_round))]
     before = set(folder.iterdir())
     if args.server:
         code = train_with_server(flags, model, folder, console, 4 // steps_a_round)
@@ -114,6 +114,12 @@ def run(words: Sequence[str]) -> int:
     console.print("\n[bold]3. What changed[/bold]")
     show(made, model, console, name)
     return EXIT_OK
+
+
+def eval_every(steps: int, steps_a_round: int) -> int:
+    """Returns the steps between evaluations: a fifth of the run, but not fewer than in the demo itself, since an
+    evaluation takes about as long as a round."""
+    return max(steps, STEPS * steps_a_round) // 5
 
 
 def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
 from swift_r1.runtime.hardware import cpu_multiplies
-from swift_r1.runtime.libraries import missing_for_vllm, package_versions
+from swift_r1.runtime.libraries import GET_VLLM, missing_for_vllm, package_versions
 
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
@@ -80,7 +80,7 @@ def examine() -> Iterator[Finding]:
     if missing := missing_for_vllm():
         yield Finding("vllm", "broken", missing)
     else:
-        use = "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)"
+        use = f"needed for `swift rollout`, else completions come from the trainer (--use_vllm false): {GET_VLLM}"
         yield library("vllm", use)
 
 

@@ -22,15 +22,15 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.forecast import FILE
 from swift_r1.launch.environment import has_gpu, trainer
 
-_USAGE = """swift forecast [config.yaml] --model M --dataset D --reward_funcs R [--flag value ...]
+_USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
 Takes the flags of a `swift rlhf` command. The model answers the run's first prompts with the run's engine (a server, an
 engine beside the trainer, or the trainer itself), the run's rewards score the answers, and two optimizer steps follow.
 Then tables say how many groups have a signal (rewards that differ), what passes, what is cut off and what a step costs,
 with a verdict and what to change. Nothing is kept. Exit code 0 whatever the verdict."""
 _EXAMPLES = """
-swift forecast --model models/smollm2-135m --external_plugins plugins/countdown.py --dataset 'countdown#1000' \\
-  --reward_funcs external_countdown format --per_device_train_batch_size 8
+swift forecast --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py \\
+  --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
 swift forecast grpo.yaml --num_prompts 64 --num_completions 32 --json forecast.json
 """
 HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast",))

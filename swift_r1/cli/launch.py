@@ -75,7 +75,7 @@ def run(words: Sequence[str]) -> int:
     resume = run_file.args.resume_from_checkpoint == LAST
     folder = _folder(run_file, resume)
     code = _launch(run_file, engine, args, environ, folder, resume)
-    return int(module.after(code)) if hasattr(module, "after") else code
+    return int(module.after(code, folder, args.max_restarts)) if hasattr(module, "after") else code
 
 
 def _without_dry_run(words: Sequence[str]) -> list[str]:

@@ -44,6 +44,7 @@ COMMANDS = {
 LOAD_MODELS = ("rlhf", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
 _OF_EXTRAS = ("torch", "transformers", "accelerate", "peft")
 MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
+_OTHER_NAMES = {"train": "rlhf", "grpo": "rlhf", "ppo": "rlhf", "serve": "rollout", "evaluate": "eval"}
 MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 _HELP_FLAGS = ("-h", "--help", "help")
 
@@ -104,8 +105,10 @@ def _run(command: str, words: list[str]) -> int:
 
         print(command_help(*module.HELP))
         return EXIT_OK
-    near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS], n=1)
-    hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
+    near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS, *_OTHER_NAMES], n=1)
+    hint = (
+        f"did you mean `swift {_OTHER_NAMES.get(near[0], near[0])}`?" if near else "`swift --help` lists the commands"
+    )
     raise UsageError(f"there is no command {command!r}: {hint}")
 
 

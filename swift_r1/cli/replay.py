@@ -105,7 +105,7 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
     load_plugins(args.external_plugins)
     yield from reward_name_faults(args)
     yield from reward_model_faults(args)
-    yield from column_faults(args, frozenset(row_columns(recorded.first_row())))
+    yield from column_faults(args, [row_columns(recorded.first_row())])
 
 
 def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list[str]:

@@ -14,7 +14,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.cli.view import check_packages
-from swift_r1.errors import EXIT_OK
+from swift_r1.errors import EXIT_OK, SwiftError
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
 from swift_r1.launch.engines import own_engines
 from swift_r1.launch.environment import (
@@ -25,13 +25,14 @@ from swift_r1.launch.environment import (
     trainer_environment,
     usable_cpus,
 )
-from swift_r1.launch.nodes import launching
+from swift_r1.launch.nodes import launching, tell_node_0
 from swift_r1.launch.run_folder import (
     check_same_run,
     dataset_hash,
     find_checkpoint,
     run_folder,
     run_folder_faults,
+    settings_of_all_nodes,
     write_args,
 )
 from swift_r1.launch.servers import wait_for_servers, with_servers_turns
@@ -61,16 +62,21 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
-    parsed = parse_arguments(RlhfArguments, words)
-    if parsed.view:
-        check_packages()
-    os.environ.update(parsed.process_variables)
-    world, _ = World.from_environment(os.environ)
-    if parsed.estimate:
-        gpu = has_gpu(os.environ)
-        args, _ = on_this_machine(parsed, gpu)
-        return print_estimate(args, world, gpu)
-    start(*prepared(parsed, words, world), world)
+    try:
+        parsed = parse_arguments(RlhfArguments, words)
+        if parsed.view:
+            check_packages()
+        os.environ.update(parsed.process_variables)
+        world, _ = World.from_environment(os.environ)
+        if parsed.estimate:
+            gpu = has_gpu(os.environ)
+            args, _ = on_this_machine(parsed, gpu)
+            return print_estimate(args, world, gpu)
+        ready = prepared(parsed, words, world)
+    except SwiftError as error:
+        tell_node_0(error)
+        raise
+    start(*ready, world)
 
 
 def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
@@ -111,6 +117,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
         check_same_run(args, world, data_hash, checkpoint)
     token = None
     with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:  # for servers, and for leases
+        if nodes is not None:
+            nodes.agree(settings_of_all_nodes(parsed, world))
         if args.use_vllm and not args.colocates and is_first_node:
             token = wait_for_servers(args, folder)
         folder = run_folder(args, world, nodes, folder)

@@ -9,6 +9,7 @@ import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
@@ -25,6 +26,7 @@ from swift_r1.launch.environment import (
     server_environment,
     usable_cpus,
 )
+from swift_r1.runtime.libraries import GET_VLLM
 from swift_r1.runtime.processes import say
 
 SERVER_MODULE = "swift_r1.inference.server"
@@ -55,6 +57,8 @@ def run(words: Sequence[str]) -> int:
     except UsageError as error:
         faults += error.faults
     faults += turn_faults(args)
+    if find_spec("vllm") is None:
+        faults.append(f"vLLM is not installed: {GET_VLLM}")
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)

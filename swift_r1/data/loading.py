@@ -232,6 +232,18 @@ def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
+def row_without(column: str, *parts: Sequence[Row]) -> str | None:
+    """The `prompt_id` of the first row that lacks a column which other rows have; None where none has it."""
+    lacking, some_have = None, False
+    for rows in parts:
+        for number, names in enumerate(rows.columns_of_each() if isinstance(rows, Rows) else rows):
+            if column in names:
+                some_have = True
+            elif lacking is None:
+                lacking = str(rows[number]["prompt_id"])
+    return lacking if some_have else None
+
+
 def _check_column_names(sources: Sequence[Source], flags: DataFlags) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
     if not flags.columns:

@@ -218,13 +218,18 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
             {
                 "row": line + b"\n",
                 "name": f"{raw.index}.{part}" if part else str(raw.index),
-                "key": int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little"),
+                "key": _hash(prompt_key(row)),
+                "id": 0 if row.get("id") is None else _hash(str(row["id"])),
                 "size": content_bytes(row),
                 "turns": len(row["messages"]),
                 "columns": _names(tuple(row)),
             }
         )
     return block_of(rows, drops)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @functools.lru_cache(1000)

@@ -66,7 +66,7 @@ class ResponsePreprocessor(RowPreprocessor):
         response = row.pop("response", None)
         if isinstance(response, list | tuple):
             response = response[0] if response else None
-        history = _parsed(row.pop("history", None) or [])
+        history = _parsed(row.get("history") or [])
         turns = [*history, (row.pop("query", None), response)]
         system = row.pop("system", None)
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -96,7 +96,7 @@ class AlpacaPreprocessor(ResponsePreprocessor):
         return f"{instruction}\n{input_}" if instruction and input_ else instruction or input_
 
     def preprocess(self, row: Row) -> Preprocessed:
-        instruction, input_, output = (row.pop(key, None) for key in ("instruction", "input", "output"))
+        instruction, input_, output = (row.get(key) for key in ("instruction", "input", "output"))
         if output is not None:
             row["response"] = output
         row["query"] = self.concat_inst_input(instruction, input_)
@@ -190,18 +190,24 @@ class AutoPreprocessor(RowPreprocessor):
 
 
 def preprocess_row(function: Preprocess, row: Mapping[str, Any]) -> Preprocessed:
-    """Renames the columns of one row as `function.columns` says, then calls it. Plain callables get the row as is.
+    """Renames the columns of one row as `function.columns` says, then calls it; what it makes also has the renamed
+    columns under their own names. Plain callables get the row as is.
 
     The row itself is not changed. Whatever the preprocessor raises is raised.
     """
     preprocess: Preprocess | None = getattr(function, "preprocess", None)
     if preprocess is None:
         return function(dict(row))
-    renamed = rename_columns(row, getattr(function, "origin_columns", {}))
-    renamed = rename_columns(renamed, getattr(function, "columns", {}))
+    own = rename_columns(row, getattr(function, "origin_columns", {}))
+    synonyms = getattr(function, "columns", {})
+    renamed = rename_columns(own, synonyms)
     if "solution" in row:
-        renamed.setdefault("solution", row["solution"])
-    return preprocess(renamed)
+        renamed.setdefault("solution", row["solution"])  # also for the preprocessor, as in ms-swift
+    result = preprocess(renamed)
+    for made in result if isinstance(result, list) else [result]:
+        if isinstance(made, dict):
+            made |= {name: value for name, value in own.items() if name.lower() in synonyms and name not in made}
+    return result
 
 
 def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:

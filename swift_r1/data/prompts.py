@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
@@ -24,6 +24,9 @@ from swift_r1.data.prompt_templates import (
 from swift_r1.data.rows import RESERVED, content_bytes
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+
+if TYPE_CHECKING:
+    from swift_r1.arguments import RlhfArguments
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -111,7 +114,7 @@ class PromptEncoder:
 
     Args:
         tokenizer: a transformers tokenizer.
-        max_length: longest prompt in tokens.
+        max_length: longest prompt in tokens, by `--max_length` or by the model's context.
         truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
     Raises UsageError where there is no chat template, or `--prompt_template` is none.
@@ -213,29 +216,29 @@ class PromptEncoder:
         """The descriptions that the template renders."""
         return (row.get("tools") or ()) if self._wording.agent_template is None else ()
 
+    @property
+    def limit(self) -> str:
+        """The longest prompt, for messages."""
+        return f"{self._max_length} tokens (--max_length, or the model's context less --max_completion_length)"
+
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
         """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
         UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
         cost little."""
-        if self._max_length is None or not len(rows):
+        if self._max_length is None:
             return rows
-        import numpy as np
-
+        unsure: Iterable[int] = range(len(rows))
         if isinstance(rows, Rows):  # without reading them
-            sizes, turns = rows.column("size").astype(int), rows.column("turns")
-        else:
-            sizes, turns = np.array([(content_bytes(row), len(row["messages"])) for row in rows]).T
-        unsure = np.flatnonzero(sizes + (turns + 1) * self._overhead > self._max_length).tolist()
+            most = rows.column("size").astype(int) + (rows.column("turns") + 1) * self._overhead
+            unsure = (most > self._max_length).nonzero()[0].tolist()
         too_long = {place for place in unsure if self._is_too_long(rows[place])}
         if not too_long:
             return rows
         leaves_out = self.truncation == "delete"
         if leaves_out and len(too_long) == len(rows):
-            raise UsageError(f"all {len(rows)} {what} prompts are longer than --max_length {self._max_length} tokens")
+            raise UsageError(f"all {len(rows)} {what} prompts are longer than {self.limit}")
         done = "left out: longer than" if leaves_out else "cut to their last"
-        _logger.warning(
-            "%d of %d %s prompts %s --max_length %d tokens", len(too_long), len(rows), what, done, self._max_length
-        )
+        _logger.warning("%d of %d %s prompts %s %s", len(too_long), len(rows), what, done, self.limit)
         if not leaves_out:
             return rows
         kept = (place for place in range(len(rows)) if place not in too_long)
@@ -246,13 +249,30 @@ class PromptEncoder:
         return self.truncation != "delete" or not self._is_too_long(row)
 
     def _is_too_long(self, row: Row) -> bool:
-        return self._max_length is not None and self._length(row) > self._max_length
-
-    def _length(self, row: Row) -> int:
-        return len(self.tokenize(self.render(row["messages"], self.tools_of(row))))
+        turns = len(row["messages"])
+        if self._max_length is None or content_bytes(row) + (turns + 1) * self._overhead <= self._max_length:
+            return False
+        return len(self.tokenize(self.render(row["messages"], self.tools_of(row)))) > self._max_length
 
     def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         own = [dict(message) for message in messages]
         if self._wording.system is not None and own[0]["role"] != "system":
             own.insert(0, {"role": "system", "content": self._wording.system})
         return own
+
+
+def encoder_of_run(args: RlhfArguments, tokenizer: Any) -> PromptEncoder:
+    """The encoder of a run's prompts. Without `--max_length` a prompt and its completion fit the model's context;
+    several turns are cut to it as they go. Raises UsageError as `PromptEncoder`, and where no prompt would fit."""
+    from swift_r1.models.shape import context_length
+
+    longest = args.max_length
+    if longest is None and args.scheduler_name is None and not args.plays_agent:
+        context = args.vllm_max_model_len or context_length(args.model)
+        longest = None if context is None else context - args.max_completion_length
+        if longest is not None and longest < 1:
+            raise UsageError(
+                f"--max_completion_length {args.max_completion_length} leaves no room for a prompt: the model takes "
+                f"{context} tokens"
+            )
+    return PromptEncoder(tokenizer, Wording.of(args), longest, args.truncation_strategy)

@@ -26,6 +26,8 @@ _ROLES = ("system", "user", "assistant", "tool")
 _OF_TOOLS = ("tool_calls", "tool_call_id", "name")
 # What ms-swift puts into the prompt, and no prompt here has.
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+# A column that `--columns` gives another name than one of these is meant to lose it; any other keeps it too.
+_READ = RESERVED | TOOL_COLUMNS | {*_MEDIA, "messages", "tools", "chat_template_kwargs"}
 _UNBOUNDED = 2**32 - 1  # bytes of a row whose length only the chat template knows
 _SHOWN = 3
 
@@ -83,10 +85,13 @@ def results(
         rows: list[Row] = []
         lines: list[bytes] = []
         if fault is None:
+            preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
             renamed = _renamed(raw, columns)
+            given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
             try:
-                rows = as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
+                rows = as_list(preprocess_row(preprocess, renamed))
                 for row in rows:
+                    row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
                     _refuse_unread(row)
                     row["messages"] = _prompt_messages(row)
                     descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -42,13 +42,16 @@ def _schema() -> pa.Schema:
     row: the JSON of a preprocessed row and a newline, without `dataset` and `prompt_id`, which depend on the run.
     name: number of the raw row that it was made from, and which of several rows it is.
     key: 64 bits of a hash of the messages: rows with equal ones are the same prompt.
+    id: 64 bits of a hash of the column `id`; 0 without one.
     size, turns: bytes of the messages' contents, and how many messages there are.
     columns: the row's columns, as JSON.
     """
     import pyarrow as pa
 
-    kinds = {"row": pa.binary(), "name": pa.string(), "key": pa.uint64(), "size": pa.uint32(), "turns": pa.uint32()}
-    return pa.schema({**kinds, "columns": pa.dictionary(pa.int32(), pa.string())})
+    kinds = {"row": pa.binary(), "name": pa.string(), "key": pa.uint64(), "id": pa.uint64()}
+    return pa.schema(
+        {**kinds, "size": pa.uint32(), "turns": pa.uint32(), "columns": pa.dictionary(pa.int32(), pa.string())}
+    )
 
 
 class Block(NamedTuple):
@@ -227,6 +230,13 @@ class Rows(Sequence[Row]):
             for part, piece, end in zip(self.parts, pieces, self._ends, strict=False)
         )
 
+    def once(self) -> Rows:
+        """The same rows, those that are repeated once."""
+        import numpy as np
+
+        firsts = ((part, np.unique(part.places % len(part.store), return_index=True)[1]) for part in self.parts)
+        return Rows(replace(part, places=part.places[np.sort(first)]) for part, first in firsts)
+
     def column(self, name: str) -> np.ndarray:
         """A column of numbers of the stores (`_schema`), `[rows]`."""
         import numpy as np
@@ -239,6 +249,15 @@ class Rows(Sequence[Row]):
         kinds = {kind for part in self.parts for kind in part.column("columns").unique().to_pylist()}
         shared = [frozenset(json.loads(kind)) for kind in kinds]
         return frozenset.intersection(*shared) | {"dataset", "prompt_id"} if shared else frozenset()
+
+    def columns_of_each(self) -> Iterator[frozenset[str]]:
+        """The columns of each row, without `dataset` and `prompt_id`."""
+        sets: dict[str, frozenset[str]] = {}
+        for part in self.parts:
+            for kind in part.column("columns").to_pylist():
+                if kind not in sets:
+                    sets[kind] = frozenset(json.loads(kind))
+                yield sets[kind]
 
     def digest(self) -> str:
         """A hash of all rows in their order: 128 bits as hexadecimal digits."""

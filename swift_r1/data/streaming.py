@@ -96,7 +96,9 @@ class RowStream:
             if log and turn == 0:
                 _logger.info("dataset %s has %d rows, repeated to make %d", source.name, found, wanted)
         if log and too_long:
-            _logger.warning("dataset %s: %d prompts left out: longer than --max_length", source.name, too_long)
+            _logger.warning(
+                "dataset %s: %d prompts left out: longer than --max_length or the model takes", source.name, too_long
+            )
         if log and drops.broken:
             _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
 

@@ -11,18 +11,20 @@ from swift_r1.errors import no_such
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of environments. `package` is what must be installed, by the extra of the kind's name."""
+    """A kind of environments. `package` is what must be installed, by the extra of the kind's name; `sums_turns` where
+    an episode's reward is the sum of those of its turns."""
 
     module: str
     adapter: str
     package: str | None
     example: str
+    sums_turns: bool = False
 
 
 _HERE = "swift_r1.environments"
 KINDS: Mapping[str, Kind] = {
-    "gymnasium": Kind(f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1"),
-    "openenv": Kind(f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001"),
+    "gymnasium": Kind(f"{_HERE}.gymnasium", "GymnasiumAgent", "gymnasium", "gymnasium:FrozenLake-v1", True),
+    "openenv": Kind(f"{_HERE}.openenv", "OpenEnvAgent", "websockets", "openenv:http://127.0.0.1:8001", True),
     "trl": Kind(f"{_HERE}.trl", "TrlAgent", None, "trl:script.py or trl:module:Class"),
     "verifiers": Kind(f"{_HERE}.verifiers", "VerifiersAgent", "verifiers", "verifiers:reverse-text"),
 }

@@ -26,19 +26,27 @@ class ScriptedModel:
 
     Attributes:
         requests: the bodies of all requests, in order.
+        answers: the messages that it gave to each of them; None for a plain completion.
         messages: of the last request, and the answer.
     """
 
     def __init__(self, script: Script, seed: int, calls_tools: bool = True) -> None:
         self._script, self._chance, self._calls_tools = script, random.Random(seed), calls_tools
         self.requests: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any] | None] = []
         self.messages: list[dict[str, Any]] = []
 
     @contextmanager
     def client(self) -> Iterator[AsyncOpenAI]:
-        """A client whose address, on loopback, is this model's as long as the context lasts."""
+        """A client of `serve`."""
         from openai import AsyncOpenAI
 
+        with self.serve() as url:
+            yield AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """The address, on loopback, that is this model's as long as the context lasts."""
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,8 +72,7 @@ class ScriptedModel:
             server.daemon_threads = True
             Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             try:
-                url = f"http://127.0.0.1:{server.server_port}/v1"
-                yield AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+                yield f"http://127.0.0.1:{server.server_port}/v1"
             finally:
                 server.shutdown()
 
@@ -84,6 +91,7 @@ class ScriptedModel:
             text = self._script(self._chance)
             self.messages = [{"role": "user", "content": body["prompt"]}, {"role": "assistant", "content": text}]
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop"}
+            self.answers.append(None)
             return said | {"object": "text_completion", "choices": [choice]}
         message: dict[str, Any] = {"role": "assistant", "content": None}
         calls = bool(body.get("tools")) and self._calls_tools and turn <= _MOST_CALLS
@@ -95,6 +103,7 @@ class ScriptedModel:
         else:
             message["content"] = self._script(self._chance)
         self.messages = [*body["messages"], message]
+        self.answers.append(message)
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
         return said | {"object": "chat.completion", "choices": [choice]}
 

@@ -34,21 +34,17 @@ class Play:
     late: bool
     seconds: float
     timeout: float
+    needs_reward: bool  # no reward function judges it but `agent_reward`
 
 
 def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -> Conversation:
     record = state.record()
     calls = sorted(record.calls, key=lambda call: call.number)
-    failure, result = _failure(play, bool(calls)), dict[str, Any]()
+    failure, result = outcome_of(play, len(calls))
     # Where the first call was refused there is nothing that the policy could have done otherwise.
     limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
     if limited:  # it was cut off, as a completion is at its longest
         failure, result = None, {"reward": 0.0}
-    elif failure is None:
-        try:
-            result = _result(play.ended, len(calls))
-        except _NoResult as error:
-            failure = f"result: {error}"
     turns = {call.number: turn for turn, call in enumerate(calls)}
     forced = {call.number for call in calls if call.constrained}
     sequences = [_sequence(one, record, turns, forced) for one in record.sequences]
@@ -88,6 +84,17 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
     )
 
 
+def outcome_of(play: Play, calls: int) -> tuple[str | None, dict[str, Any]]:
+    """Why it has failed, and what it returned where it has not; of so many calls that were answered."""
+    failure = _failure(play, bool(calls))
+    if failure is not None:
+        return failure, {}
+    try:
+        return None, _result(play, calls)
+    except _NoResult as error:
+        return f"result: {error}", {}
+
+
 def _failure(play: Play, answered: bool) -> str | None:
     """Its kind and cause, in one line."""
     ended = play.ended
@@ -108,21 +115,24 @@ def _failure(play: Play, answered: bool) -> str | None:
     return None if answered else f"silent: it made no call of the model that was answered{words}"
 
 
-def _result(ended: Ended, calls: int) -> dict[str, Any]:
+def _result(play: Play, calls: int) -> dict[str, Any]:
     """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
-    text, value = ended.result, None
+    text, said = play.ended.result, "it returned"
     if text is None:
-        text = next((line for line in reversed(ended.stdout.splitlines()) if line.strip()), "null")
+        said = "its last line is"
+        text = next((line for line in reversed(play.ended.stdout.splitlines()) if line.strip()), "")
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):  # the latter for one that is nested too deep
-            return {"reward": None}
+            value = None
         if not isinstance(value, int | float | dict):  # some JSON that was meant for somebody else
-            return {"reward": None}
+            value = None
     else:
         value = json.loads(text)
     found = dict(value) if isinstance(value, dict) else {"reward": value}
     reward = found.setdefault("reward", None)
+    if reward is None and play.needs_reward:
+        raise _NoResult(f"{said} {text[:60]!r}, which is no reward, and no other reward function judges")
     if reward is not None and not _is_number(reward):
         raise _NoResult(f"the reward is {str(reward)[:60]!r}, not a finite number")
     found["reward"] = None if reward is None else float(reward)

@@ -24,14 +24,16 @@ import signal
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
+from swift_r1.wire.sessions import EQUAL_CALLS
 
 _KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
 _READ = 1 << 16
@@ -161,13 +163,13 @@ class Parent:
             while episode.hear(descriptor):
                 pass
             self._close(episode, descriptor)
-        answer = {
-            "ended": episode.number,
-            "code": os.waitstatus_to_exitcode(status),
-            "stdout": episode.text("stdout"),
-            "stderr": episode.text("stderr"),
-            **_returned(episode.said["result"]),
-        }
+        code, result = os.waitstatus_to_exitcode(status), episode.said["result"]
+        if code == 0 and not result and self._order.command is None:
+            returned = {"raised": "its process ended before run returned"}
+        else:
+            returned = _returned(result)
+        said = {name: episode.text(name) for name in ("stdout", "stderr")}
+        answer = {"ended": episode.number, "code": code, **said, **returned}
         self._tell(answer)
 
     def _tell(self, answer: Mapping[str, Any]) -> None:
@@ -245,9 +247,20 @@ async def _run(name: str, row: Mapping[str, Any]) -> Any:
 
     from swift_r1.plugins.agents import agents
 
+    class Client(AsyncOpenAI):
+        """Says of equal calls which one it is: they may arrive in another order than that of the agent."""
+
+        made: ClassVar[Counter[str]] = Counter()  # by what they say; a process is one episode
+
+        async def post(self, path: str, *, body: Any = None, options: Any = None, **more: Any) -> Any:
+            options, said = dict(options or {}), f"{path} {body}"
+            options["headers"] = {**(options.get("headers") or {}), EQUAL_CALLS: str(self.made[said])}
+            self.made[said] += 1
+            return await super().post(path, body=body, options=options, **more)
+
     # The episode's own deadline ends what hangs: a wait for the model may be long.
     http = DefaultAsyncHttpxClient(verify=_tls(), timeout=None)
-    async with AsyncOpenAI(max_retries=MAX_RETRIES, timeout=None, http_client=http) as client:
+    async with Client(max_retries=MAX_RETRIES, timeout=None, http_client=http) as client:
         return await agents[name]().run(client, dict(row))
 
 

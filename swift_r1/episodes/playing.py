@@ -38,6 +38,7 @@ class AgentLimits:
     seconds: float
     calls: int | None
     total: bool  # whether `max_tokens` of the sampling holds for all calls together instead of for each
+    needs_reward: bool = False  # whether an episode that gives no reward has failed
 
 
 @dataclass(eq=False)
@@ -80,6 +81,11 @@ class _Call:
     episode: _Episode
     request: RolloutRequest
     future: asyncio.Future[Completion]
+
+
+def _place(call: _Call) -> tuple[int, Sequence[int], str]:
+    """Among the calls of a round. The seed follows from what a call says, the number from when it came."""
+    return call.episode.place, call.request.seeds or (), call.request.request_id
 
 
 class Answerer(Protocol):
@@ -142,7 +148,8 @@ class AgentRunner:
         except TimeoutError as error:
             raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
-        play = Play(group, episode.prompt, how, late, episode.seconds(), self.limits.seconds)
+        limits = self.limits
+        play = Play(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation
@@ -271,7 +278,7 @@ class Episodes:
             self._changed.clear()
             await self._changed.wait()
         # The order in which they came must not matter.
-        waiting = sorted(self._waiting.values(), key=lambda call: (call.episode.place, call.request.request_id))
+        waiting = sorted(self._waiting.values(), key=_place)
         requests = [call.request for call in waiting]
         self._asked = [request.request_id for request in requests]
         return requests

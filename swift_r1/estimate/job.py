@@ -112,6 +112,7 @@ def job_of(
         share=float(share),
         most=int(server.get("vllm_max_num_seqs") or args.vllm_max_num_seqs or chip.most_at_once),
         cache_width=1.0 if str(cache or "").startswith("fp8") else None,
+        cache_bytes=_cache_bytes(server or args.to_dict()),
         others=_others(run_file),
         taking_turns=chip.is_cpu,
     )
@@ -154,8 +155,15 @@ def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
         width = WIDTHS[str(flags.get("torch_dtype") or model.shape.dtype)]
         size, copies = (int(flags.get(f"vllm_{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
         assert run_file is not None  # it has servers
-        found.append(ServerRole(name, model, run_file.roles[name].count * copies, size, width))
+        replicas = run_file.roles[name].count * copies
+        found.append(ServerRole(name, model, replicas, size, width, _cache_bytes(flags)))
     return tuple(found)
+
+
+def _cache_bytes(flags: Mapping[str, Any]) -> float | None:
+    """Of each GPU, where an engine's arguments say how much its cache of keys and values takes."""
+    given: float | None = flags.get("vllm_engine_kwargs", {}).get("kv_cache_memory_bytes")
+    return given
 
 
 def recorded_lines(folder: Path) -> list[dict[str, Any]]:

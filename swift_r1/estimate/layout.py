@@ -110,10 +110,8 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
     if layout.ranks > job.updated:
         faults.append(f"{layout.ranks} ranks for {job.updated} completions of an optimizer step")
     for role in job.others:
-        held_by = other_memory(job, role)
-        memory.append(held_by)
-        if not held_by.fits:
-            faults.append(f"{role.name}: {held_by.total / GIB:.1f} GiB of {held_by.room / GIB:.1f}")
+        memory.append(other_memory(job, role))
+    faults += [f"{one.role}: {one.total / GIB:.1f} GiB of {one.room / GIB:.1f}" for one in memory[1:] if not one.fits]
     phases, step, overlapped = _seconds(job, layout, trainer, server)
     sent = {
         "push, whole": whole_bytes(job.model.total, job.width),

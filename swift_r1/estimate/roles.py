@@ -32,6 +32,7 @@ class ServerRole:
     replicas: int
     tensor_parallel: int
     width: float
+    cache_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Job:
         critic: of PPO.
         share: of a GPU's memory that a rollout server takes.
         most: completions at once in a server.
+        cache_bytes: for keys and values, of each GPU of a rollout server; None: what is left of `share`.
         chip, server_chip: a device of the trainer, and of a server (default: the same).
         taking_turns: servers and trainer are on the same cores.
     """
@@ -61,6 +63,7 @@ class Job:
     share: float = 0.9
     most: int = 128
     cache_width: float | None = None
+    cache_bytes: float | None = None
     server_chip: Chip | None = None
     others: tuple[ServerRole, ...] = ()
     taking_turns: bool = False
@@ -162,16 +165,19 @@ def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float
     if mode == "embedded":
         tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
         return Server(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
-    return _server(job, job.model, tensor_parallel, job.width, job.cached, room)
+    return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
 
 
 def other_server(job: Job, role: ServerRole) -> Server:
     """A replica of a judge or teacher."""
-    return _server(job, role.model, role.tensor_parallel, role.width, role.width, job.chip.memory * job.share)
+    room = job.chip.memory * job.share
+    return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
 
 
-def _server(job: Job, model: Model, devices: int, width: float, cache_width: float, room: float) -> Server:
-    left = room - model.total * width / devices - job.engine_bytes
+def _server(
+    job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
+) -> Server:
+    left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
     return Server(devices, width, cache_width, tokens, job.most, job.per_node)
 

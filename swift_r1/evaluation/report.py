@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, for_each
 from swift_r1.evaluation.results import Result, graded_of, summarize
-from swift_r1.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_bootstrap
+from swift_r1.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_difference
 from swift_r1.evaluation.store import REPORT, SETTINGS, read_rows
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions:
 
 
 def results_table(results: Mapping[str, Result], model: str) -> Table:
-    """One line per benchmark, shares in percent; `cut` is the share that reached its limit."""
+    """One line per benchmark, shares in percent; `cut` is the share that reached its limit. Where rewards are given in
+    parts, so that their mean is not the share of right completions, it has a column of its own."""
     ns = {one.n for one in results.values()}
     n, several = (str(ns.pop()) if len(ns) == 1 else "n"), any(one.n > 1 for one in results.values())
     kinds = ("pass", "maj") if several else ()
-    table = _table(model, ("questions", f"avg@{n}", "95 %", *(f"{kind}@{n}" for kind in kinds), "length", "cut"))
+    rewards = [(one.mean_reward, one.average.value) for one in results.values() if one.mean_reward is not None]
+    in_parts = not all(math.isclose(*pair, abs_tol=1e-9) for pair in rewards)
+    figures = (*(f"{kind}@{n}" for kind in kinds), *(("reward",) if in_parts else ()), "length", "cut")
+    table = _table(model, ("questions", f"avg@{n}", "95 %", *figures))
     for name, one in results.items():
         estimates = [one.estimates.get(f"{kind}@{one.n}") for kind in kinds]
         table.add_row(
@@ -49,6 +54,7 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
             percent(one.average.value),
             interval(one.average),
             *("" if found is None else percent(found.value) for found in estimates),
+            *((("" if one.mean_reward is None else f"{one.mean_reward:.3f}"),) if in_parts else ()),
             "" if one.mean_length is None else f"{one.mean_length:.0f}",
             percent(one.truncated),
         )
@@ -82,10 +88,10 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     values = {name: [result.average_values for _, result in two] for name, two in both.items()}
     pairs = {name: [(one[key], other[key]) for key in sorted(one)] for name, (one, other) in values.items()}
     means = {name: [result.average.value for _, result in two] for name, two in both.items()}
-    differences = {name: paired_bootstrap([pairs[name]], seed) for name in shared}
+    differences = {name: paired_difference([pairs[name]], seed) for name in shared}
     if len(shared) > 1:
         means[MEAN] = [sum(two[run] for two in means.values()) / len(shared) for run in (0, 1)]
-        differences[MEAN] = paired_bootstrap(list(pairs.values()), seed)
+        differences[MEAN] = paired_difference(list(pairs.values()), seed)
     return {name: Compared(two[0], two[1], differences[name]) for name, two in means.items()}
 
 
@@ -93,7 +99,7 @@ def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str,
     return {
         "first": str(first),
         "second": str(second),
-        "method": f"paired bootstrap over questions, {RESAMPLES} resamples, seed {seed}, percentile interval",
+        "method": f"paired by question, {RESAMPLES} resamples, seed {seed}: percentile interval, sign-flip p-value",
         "benchmarks": {name: asdict(one) for name, one in compared.items()},
     }
 
@@ -111,7 +117,7 @@ def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]
             percent(one.second),
             percent(gain.value, "+"),
             interval(gain, "+"),
-            p_text(gain),
+            f"{gain.p_value:.4f}",
         )
     return table
 
@@ -139,10 +145,6 @@ def percent(share: float, sign: str = "") -> str:
 
 def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
     return f"{percent(one.low, sign)} to {percent(one.high, sign)}"
-
-
-def p_text(one: Difference) -> str:
-    return f"< {1 / RESAMPLES:g}" if one.p_value < 1 / RESAMPLES else f"{one.p_value:.4f}"
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:

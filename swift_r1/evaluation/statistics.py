@@ -15,10 +15,12 @@ from functools import lru_cache
 from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 
 Z_95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 MAX_VOTERS = 64  # the largest k below n that maj@k is computed for
 RESAMPLES = 10_000
+_ALL_SIGNS = 14  # questions that differ, up to which every choice of signs is counted
 _ROWS = 256  # resamples at once, so that memory stays small
 
 
@@ -158,19 +160,21 @@ class Difference:
     """Second minus first, from -1 to 1."""
 
     value: float
-    # low, high: percentile interval, 95 %
+    # low, high: percentile interval, 95 %; with 0 in it where the p-value is above 0.05
     low: float
     high: float
-    p_value: float  # two-sided: twice the share of resamples on the other side of 0 (or on it), at most 1
+    p_value: float  # two-sided
     questions: int  # that both answered
 
 
-def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) -> Difference:
-    """The difference of means and its uncertainty over questions (Efron and Tibshirani 1993, chapters 13 and 16; for
-    comparisons of systems Koehn 2004, EMNLP).
+def paired_difference(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) -> Difference:
+    """The difference of means and its uncertainty over questions.
 
-    Both runs answered the same questions, so questions are drawn with replacement and each takes both its values along:
-    what makes a question hard for both cancels. Of several benchmarks each is drawn by itself and counts alike.
+    Both runs answered the same questions, so each takes both its values along: what makes a question hard for both
+    cancels. The interval draws questions with replacement (bootstrap: Efron and Tibshirani 1993, chapter 13; for
+    comparisons of systems Koehn 2004, EMNLP). The p-value asks how often a difference of this size comes if each
+    question's two values are swapped by the toss of a coin (Fisher 1935, chapter 21): a few questions that differ prove
+    little, and the bootstrap alone would not say so. Of several benchmarks each is drawn by itself and counts alike.
 
     Args:
         pairs: of each benchmark, of each question, the first and the second run's value.
@@ -182,7 +186,6 @@ def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) 
         raise ValueError("nothing to compare")
     rng = np.random.default_rng(seed)
     gains = [np.array([second - first for first, second in one], dtype=np.float64) for one in pairs]
-    observed = float(np.mean([gain.mean() for gain in gains]))
     drawn = np.zeros(RESAMPLES)
     for gain in gains:
         for start in range(0, RESAMPLES, _ROWS):
@@ -190,6 +193,22 @@ def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) 
             picks = rng.integers(0, len(gain), size=(len(part), len(gain)))
             part += gain[picks].mean(axis=1) / len(gains)
     low, high = (float(value) for value in np.quantile(drawn, (0.025, 0.975)))
-    # Values of equal runs are exactly 0; rounding of the mean must not put them on one side.
-    below, above = float(np.mean(drawn <= 1e-12)), float(np.mean(drawn >= -1e-12))
-    return Difference(observed, low, high, min(1.0, 2 * min(below, above)), sum(map(len, pairs)))
+    parts = np.concatenate([gain / (len(gain) * len(gains)) for gain in gains])
+    p_value = _swapped(parts[parts != 0], rng)
+    if p_value > 0.05:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Difference(float(parts.sum()), low, high, p_value, len(parts))
+
+
+def _swapped(parts: NDArray[np.float64], rng: np.random.Generator) -> float:
+    """The share of choices of signs for which the sum of `parts` is as far from 0 as it is: of all choices, or of
+    `RESAMPLES` and the one that was seen."""
+    least = abs(parts.sum()) - 1e-12  # rounding must not tell equal sums apart
+    if len(parts) <= _ALL_SIGNS:
+        bits = np.arange(2 ** len(parts))[:, None] >> np.arange(len(parts)) & 1
+        return float(np.mean(np.abs((2 * bits - 1) @ parts) >= least))
+    count = 1
+    for start in range(0, RESAMPLES, _ROWS):
+        bits = rng.integers(0, 2, size=(min(_ROWS, RESAMPLES - start), len(parts)))
+        count += int(np.sum(np.abs((2 * bits - 1) @ parts) >= least))
+    return count / (RESAMPLES + 1)

@@ -25,6 +25,7 @@ from swift_r1.inference.sessions.gateway import Attempt, Gateway, Reader, Work
 from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.tool_use.parsing import ToolCallParser
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
+from swift_r1.wire.sessions import EQUAL_CALLS
 
 SESSION = "/v1/sessions/{session}"
 _LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
@@ -199,7 +200,9 @@ def _attempt(request: Request) -> Attempt:
     key = request.headers.get("idempotency-key")
     if key is not None and len(key) > _LONGEST_KEY:
         raise HTTPError(400, f"the Idempotency-Key is longer than {_LONGEST_KEY} characters")
-    return Attempt(request.headers.get("x-stainless-retry-count", "0") not in ("", "0"), key)
+    before = request.headers.get(EQUAL_CALLS, "0")
+    before = before if before.isdecimal() and len(before) < 10 else "0"
+    return Attempt(request.headers.get("x-stainless-retry-count", "0") not in ("", "0"), key, int(before))
 
 
 def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.world import World
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.launch.environment import own_address
 from swift_r1.runtime.processes import leave, say
 
@@ -30,6 +31,8 @@ _LOOK_SECONDS = 0.2
 _LEAST_SILENCE_SECONDS = 5.0
 MEETING_SECONDS = 900  # for the nodes to find each other
 DEFAULT_MASTER_PORT = 29500
+_SILENT_SECONDS = 60.0  # for a node to be heard from before its ranks start
+_SAY_SECONDS = 5.0
 _ANSWER_SECONDS = 5
 """For the store to answer, and for a cause to arrive after its consequences."""
 
@@ -83,8 +86,12 @@ class Nodes:
         self._store_lost = False
         self.seen: Cause | None = None
 
-    def __enter__(self) -> Nodes:
+    def meet(self) -> None:
+        """Connects to node 0. Raises as entering."""
         self._own, self._watching = self._connect(), self._connect()
+
+    def __enter__(self) -> Nodes:
+        self.meet()
         self._tell(self._own, f"beat/{self.world.node_rank}", "0")  # who goes before the first beat is missed too
         # Meeting may have taken minutes.
         self._heard = dict.fromkeys(self._heard, time.monotonic())
@@ -111,16 +118,39 @@ class Nodes:
     def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
         """What the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed: node 0,
         which holds the store, has ended; or the others do not tell."""
-        deadline = time.monotonic() + self.patience_s
+        deadline, said = time.monotonic() + self.patience_s, time.monotonic()
         try:
             while not self._own.check(list(keys)):
                 while_waiting()
+                if time.monotonic() > said + _SAY_SECONDS:
+                    said = time.monotonic()
+                    self._say_who_is_missing()
                 if time.monotonic() > deadline:
                     raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
                 time.sleep(_LOOK_SECONDS)
             return [self._own.get(key).decode() for key in keys]
         except RuntimeError as error:
             raise RunFailed("node 0 has ended") from error
+
+    def _say_who_is_missing(self) -> None:
+        missing = [str(node) for node in range(self.world.nnodes) if not self._own.check([f"beat/{node}"])]
+        if missing and not self.world.node_rank:
+            say(f"waiting for node {', '.join(missing)}, of {self.world.nnodes} (NODE_RANK)")
+
+    def agree(self, mine: Mapping[str, Any]) -> None:
+        """Raises UsageError where a setting of this node is not node 0's, with its name and both values. One that only
+        one of them has does not count."""
+        if not self.world.node_rank:
+            self.tell("settings", json.dumps(mine))
+            return
+        first, node = json.loads(self.ask(["settings"])[0]), self.world.node_rank
+        faults = [
+            f"{name} is {value} on node {node}, and {first[name]} on node 0"
+            for name, value in json.loads(json.dumps(mine)).items()
+            if first.get(name, value) != value
+        ]
+        if faults:
+            raise UsageError(f"all nodes need the same: {'; '.join(faults)}")
 
     def peer(self) -> str:
         """The address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
@@ -248,6 +278,25 @@ class Nodes:
         return prefixed
 
 
+def tell_node_0(error: SwiftError) -> None:
+    """This node ends before the nodes have met: node 0 ends with it, where that is there already."""
+    world, faults = World.from_environment(os.environ)
+    if faults or not world.node_rank:
+        return
+    with suppress(OSError, RuntimeError, RunFailed):
+        place = str(world.master_addr), world.master_port or DEFAULT_MASTER_PORT
+        socket.create_connection(place, _ANSWER_SECONDS).close()  # torch would try again and again
+        nodes = Nodes(world, _SILENT_SECONDS, lambda: None)
+        nodes.meet()
+        nodes.settle(_ended(world, error))
+
+
+def _ended(world: World, error: BaseException) -> Cause:
+    code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
+    text = str(error) if isinstance(error, SwiftError) else "interrupted"
+    return Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}")
+
+
 @contextmanager
 def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
     """The nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
@@ -264,13 +313,11 @@ def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterato
         leave(cause.code)
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
-    nodes = Nodes(world, ddp_timeout, end, MEETING_SECONDS + waits_s)
+    nodes = Nodes(world, min(ddp_timeout, _SILENT_SECONDS), end, MEETING_SECONDS + waits_s)
     with nodes:
         try:
             yield nodes
             nodes.part()
         except BaseException as error:
-            code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
-            text = str(error) if isinstance(error, SwiftError) else "interrupted"
-            nodes.settle(Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}"))
+            nodes.settle(_ended(world, error))
             raise

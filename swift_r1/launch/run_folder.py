@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LAYOUT = ("deepspeed", "fsdp", "zero_hpz_partition_size", "sequence_parallel_size")
 """Flags of how the processes share the work: what is learned depends on them only by rounding."""
+_OF_A_NODE = {*(one.name for one in fields(World)), "output_dir", "view", "view_port"}
+"""Flags that each node may have its own of; node 0 tells the others the run's folder."""
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
@@ -128,6 +130,13 @@ def write_args(
     }
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
+    """Flags and versions in which the nodes of a run may not differ."""
+    flags = {f"--{name}": value for name, value in args.to_dict().items() if name not in _OF_A_NODE}
+    versions = {name: version for name, version in package_versions().items() if name != "python"}
+    return flags | versions | {"NNODES": world.nnodes, "NPROC_PER_NODE": world.nproc_per_node}
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from swift_r1.arguments.checks import NO_REWARD
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.told import with_told
 from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import config_of
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import say
 
@@ -50,7 +51,7 @@ def wait_for_servers(
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds; of a file, none is.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
-    from swift_r1.sampling.pool.session import why_not_alike
+    from swift_r1.sampling.pool.session import another_model, why_not_alike
     from swift_r1.weights.writer import WeightWriter, saved_token
     from swift_r1.wire.client import RolloutClient
 
@@ -64,6 +65,10 @@ def wait_for_servers(
         infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
         if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
             raise UsageError(why)
+        config = config_of(Path(args.model).expanduser())  # the tokenizer is compared when it is loaded
+        known = config.get("text_config", config).get("vocab_size", infos[0].vocab_size)
+        if known != infos[0].vocab_size:
+            raise UsageError(another_model(infos[0].model, args.model))
         token = saved_token(resumed)
         for client in clients:
             writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)

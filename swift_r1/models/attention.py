@@ -10,7 +10,7 @@ Where a row is spread over ranks, each has here all its tokens for a part of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,22 +40,30 @@ class PromptGroup:
     completions: int  # `n`
     width: int  # `C`, tokens of the longest completion, 0 without completions
     places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
-    spans: Tensor  # int32 `[n + 2]`, where prompt and completions begin, from the prompt's first token on, and the end
-    after: Tensor | None  # int32 `[2]`, 0 and the tokens of all completions, None where there are none
 
 
-PackedRow = tuple[PromptGroup, ...]  # the groups of a row, in order; together they cover it
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    groups: tuple[PromptGroup, ...]  # in order; together they cover the row
+    tokens: int
+    longest: int  # tokens of the longest prompt with a completion
+    spans: flash.RowSpans
 
 
-def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device: torch.device) -> PromptGroup:
-    """The group whose completions are `lengths` tokens long."""
-    width = max(lengths, default=0)
-    columns = torch.arange(width)
-    places = (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
-    ends = torch.tensor([0, prompt_length, *lengths]).cumsum(0).int()
-    after = torch.tensor([0, sum(lengths)], dtype=torch.int32).to(device) if width else None
-    tensors = places.to(device), ends.to(device), after
-    return PromptGroup(start, prompt_length, len(lengths), width, *tensors)
+def packed_row(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> PackedRow:
+    """The row of these groups, of each the tokens of its prompt and of its completions."""
+    found, places, start = [], [_places(lengths) for _, lengths in groups], 0
+    whole = flash.on_device(torch.cat(places), device)
+    for (prompt, lengths), own in zip(groups, whole.split([len(one) for one in places]), strict=True):
+        found.append(PromptGroup(start, prompt, len(lengths), max(lengths, default=0), own))
+        start += prompt + len(own)
+    longest = max(group.prompt_length + group.width for group in found)
+    return PackedRow(tuple(found), start, longest, flash.RowSpans.of(groups, device))
+
+
+def _places(lengths: Sequence[int]) -> Tensor:
+    columns = torch.arange(max(lengths, default=0))
+    return (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
 
 
 def packed_attention(
@@ -84,35 +92,33 @@ def packed_attention(
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     if sequence is not None:
         query, key, value = _to_heads(sequence, packed_row, query, key, value)
-    parts = []
-    for group in packed_row:
+    if flash.takes(query, value, packed_row.longest, sliding_window):
+        out = flash.row_attention(query, key, value, packed_row.spans, scaling)
+    else:
+        out = torch.cat(list(_by_group(packed_row, query, key, value, scaling, sliding_window)))
+    return (out if sequence is None else sequence.to_tokens(out))[None], None
+
+
+def _by_group(
+    row: PackedRow, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+) -> Iterator[Tensor]:
+    for group in row.groups:
         middle = group.start + group.prompt_length
-        end = middle + len(group.places)
-        if flash.takes(query, value, group.prompt_length + group.width, sliding_window):
-            q, k, v = (states[group.start : end] for states in (query, key, value))
-            longest = max(group.prompt_length, group.width)
-            parts.append(
-                flash.group_attention(q, k, v, group.spans, group.after, group.prompt_length, longest, scaling)
-            )
-            continue
         q, k, v = (states[group.start : middle] for states in (query, key, value))
         if group.width:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
             q, k, v = q.clone(), k.clone(), v.clone()
-        parts.append(_causal(q, k, v, scaling, sliding_window))
+        yield _causal(q, k, v, scaling, window)
         if group.width:
-            own = [states[middle:end] for states in (query, key, value)]
-            parts.append(_after_prompt(group, own, k, v, scaling, sliding_window))
-    out = torch.cat(parts)
-    return (out if sequence is None else sequence.to_tokens(out))[None], None
+            own = [states[middle : middle + len(group.places)] for states in (query, key, value)]
+            yield _after_prompt(group, own, k, v, scaling, window)
 
 
 def _to_heads(sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
     """All tokens of this rank's heads; of keys and values the copies that its queries meet, where they are fewer."""
-    tokens = row[-1].start + row[-1].prompt_length + len(row[-1].places)
     copies = sequence.size // math.gcd(sequence.size, shared[0].shape[1])
     spread = (states.repeat_interleave(copies, 1) if copies > 1 else states for states in shared)
-    return tuple(sequence.to_heads(states, tokens) for states in (query, *spread))
+    return tuple(sequence.to_heads(states, row.tokens) for states in (query, *spread))
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:

@@ -1,15 +1,17 @@
-"""A group's attention by torch's own FlashAttention (arXiv 2307.08691), which a GPU has for 16-bit heads.
+"""A packed row's attention by torch's own FlashAttention (arXiv 2307.08691), which a GPU has for 16-bit heads.
 
-A completion's queries meet their own sequence and their prompt in two calls, and the softmax is put together from what
-each call says of its part: nothing is copied or padded. Where every query of the group meets the prompt, the group's
-completions are one sequence.
+Every query meets its own sequence in one call for the whole row, and completions meet their prompt in a second one. The
+softmax is put together from what each call says of its part: nothing is copied or padded, and there are two calls
+however many groups there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,86 +36,86 @@ def _fits(query: Tensor, value: Tensor) -> bool:
     return width == value.shape[-1] and width % 8 == 0 and width <= 256
 
 
-def group_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    spans: Tensor,
-    after: Tensor | None,
-    prompt_length: int,
-    longest: int,
-    scaling: float | None,
-) -> Tensor:
-    """`query [L, H, D]`, `key` and `value [L, KV, D]` of a prompt and its completions, one after another, to
-    `[L, H, D]`.
-
-    Args:
-        spans: int32 `[n + 2]`, where the prompt and each completion begin, and the last ends.
-        after: int32 `[2]`, 0 and the tokens of all completions; None where there are none.
-        longest: tokens of the longest of them.
-    """
-    apply: Callable[..., Tensor] = _GroupAttention.apply
-    return apply(query, key, value, spans, after, prompt_length, longest, scaling)
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy of values on a CPU that nothing waits for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
-class _GroupAttention(torch.autograd.Function):
+class Spans(NamedTuple):
+    """Which tokens of a row are sequences, for one call: int32, where each begins and the last ends, on the device."""
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spans: Tensor,
-        after: Tensor | None,
-        prompt: int,
-        longest: int,
-        scaling: float | None,
-    ) -> Tensor:
-        out, lse, *state = _forward(query, key, value, spans, spans, longest, longest, True, scaling)
-        if after is not None:
-            rest = query.shape[0] - prompt
-            far, far_lse, *_ = _forward(
-                query[prompt:], key[:prompt], value[:prompt], after, spans[:2], rest, prompt, False, scaling
-            )
+    def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Spans:
+        """Of sequences with so many queries and keys each; none of either is fine."""
+        ends = torch.tensor([list(accumulate(lengths, initial=0)) for lengths in (queries, keys)], dtype=torch.int32)
+        # For one query each the kernel has a way of its own, in which no sequence may be without one.
+        return Spans(*on_device(ends, device), max(2, *queries), max(keys))
+
+
+class RowSpans(NamedTuple):
+    own: Spans  # prompts and completions, each a sequence
+    # Of each group its completions' queries with its prompt's keys, as one sequence, since every query meets all of
+    # them; before it the prompt's queries without keys, behind it the completions' keys without queries. None where no
+    # prompt is shared.
+    far: Spans | None
+
+    @staticmethod
+    def of(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> RowSpans:
+        """Of the lengths of a row's prompts and of the completions of each."""
+        own = [length for prompt, lengths in groups for length in (prompt, *lengths)]
+        queries = [length for prompt, lengths in groups for length in (prompt, sum(lengths), 0)]
+        keys = [length for prompt, lengths in groups for length in (0, prompt, sum(lengths))]
+        shares = any(sum(lengths) for _, lengths in groups)
+        return RowSpans(Spans.of(own, own, device), Spans.of(queries, keys, device) if shares else None)
+
+
+def row_attention(query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
+    """`query [S, H, D]`, `key` and `value [S, KV, D]` of a packed row, to `[S, H, D]`."""
+    apply: Callable[..., Tensor] = _RowAttention.apply
+    return apply(query, key, value, spans, scaling)
+
+
+class _RowAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
+        out, lse, *state = _forward(query, key, value, spans.own, True, scaling)
+        if spans.far is not None:
+            far, far_lse, *_ = _forward(query, key, value, spans.far, False, scaling)
+            # The kernel says infinity where a query meets no key, and its output is zero there.
+            far_lse.masked_fill_(far_lse == math.inf, -math.inf)
             # softmax over both = each one's, weighted by its share of the sum of exponentials
-            both = torch.logaddexp(lse[:, prompt:], far_lse)
-            shares = ((one - both).exp().t()[:, :, None] for one in (lse[:, prompt:], far_lse))
-            out[prompt:] = sum(share * part for share, part in zip(shares, (out[prompt:], far), strict=True))
-            lse[:, prompt:] = both
-        ctx.save_for_backward(query, key, value, out, lse, spans, after, *state)
-        ctx.numbers = prompt, longest, scaling
+            both = torch.logaddexp(lse, far_lse)
+            own_share, far_share = ((one - both).exp().t()[:, :, None] for one in (lse, far_lse))
+            out, lse = torch.addcmul(out * own_share, far, far_share).to(out.dtype), both
+        ctx.save_for_backward(query, key, value, out, lse, *state)
+        ctx.spans, ctx.scaling = spans, scaling
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, lse, spans, after, *state = ctx.saved_tensors
-        prompt, longest, scaling = ctx.numbers
+        saved = ctx.saved_tensors
         grad = grad.contiguous()
         # With the whole softmax's `out` and `lse`, each part of the keys gives its own share of the gradient.
-        grads = _backward(grad, query, key, value, out, lse, spans, spans, longest, longest, True, state, scaling)
-        if after is not None:
-            rest = query.shape[0] - prompt
-            parts = (query[prompt:], key[:prompt], value[:prompt], out[prompt:], lse[:, prompt:].contiguous())
-            far = _backward(grad[prompt:], *parts, after, spans[:2], rest, prompt, False, state, scaling)
-            for whole, part, place in zip(grads, far, (slice(prompt, None), slice(prompt), slice(prompt)), strict=True):
-                whole[place] += part
-        return *grads, *(None,) * 5
+        grads = _backward(grad, *saved, spans=ctx.spans.own, causal=True, scaling=ctx.scaling)
+        if ctx.spans.far is not None:
+            for whole, part in zip(
+                grads, _backward(grad, *saved, spans=ctx.spans.far, causal=False, scaling=ctx.scaling), strict=True
+            ):
+                whole += part
+        return *grads, None, None
 
 
 def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    most_queries: int,
-    most_keys: int,
-    causal: bool,
-    scaling: float | None,
+    query: Tensor, key: Tensor, value: Tensor, spans: Spans, causal: bool, scaling: float | None
 ) -> tuple[Tensor, ...]:
-    """The output `[L, H, D]`, the log of the sum of exponentials (float32 `[H, L]`), and the kernel's own state."""
+    """The output `[S, H, D]`, the log of the sum of exponentials (float32 `[H, S]`), and the kernel's own state."""
     out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
-        query, key, value, queries, keys, most_queries, most_keys, 0.0, causal, False, scale=scaling
+        query, key, value, *spans, 0.0, causal, False, scale=scaling
     )
     return out, lse, rng, unused
 
@@ -125,15 +127,12 @@ def _backward(
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    most_queries: int,
-    most_keys: int,
+    *state: Tensor,
+    spans: Spans,
     causal: bool,
-    state: list[Tensor],
     scaling: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        *(grad, query, key, value, out, lse, queries, keys, most_queries, most_keys, 0.0, causal, *state), scale=scaling
+        grad, query, key, value, out, lse, *spans, 0.0, causal, *state, scale=scaling
     )
     return found

@@ -193,6 +193,12 @@ def _dtype(name: str | None) -> Any:
     return getattr(torch, name) if name else "auto"
 
 
+def as_readable_as_its_config(folder: Path) -> None:
+    """Gives weights that `save_pretrained` wrote the mode of their config: safetensors lets only its own user read."""
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(next(folder.glob("*config.json")).stat().st_mode)
+
+
 def load_tokenizer(path: str, flag: str = "--model") -> Any:
     """Raises UsageError, naming the flag, where there is none."""
     from transformers import AutoTokenizer

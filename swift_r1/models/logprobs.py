@@ -23,7 +23,7 @@ from swift_r1.models.multimodal import NEVER
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, gpu_logits_bytes
 
 # torch.addmm(float32, 16-bit, 16-bit, out_dtype=float32) is there since 2.8, and takes a float32 sum since 2.11.
-WIDE_PRODUCTS = torch.version.cuda is not None and TorchVersion(torch.__version__) >= (2, 11)
+WIDE_PRODUCTS = torch.version.cuda is not None and TorchVersion(torch.__version__) >= "2.11"
 _WORDS = 8192  # rows of the head whose gradient a CPU computes at a time: small beside the whole gradient
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swift_r1.errors import UsageError, one_line
-from swift_r1.models.loading import Quantization, load_model, load_tokenizer
+from swift_r1.models.loading import Quantization, as_readable_as_its_config, load_model, load_tokenizer
 from swift_r1.models.lora import take_adapter
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 from swift_r1.weights.expected import own_weights, skeleton
@@ -68,6 +68,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
         plain = plain.to(getattr(torch, dtype))
     plain.generation_config = model.generation_config
     plain.save_pretrained(output)
+    as_readable_as_its_config(output)
     tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
     load_tokenizer(str(tokenizer)).save_pretrained(output)
 

@@ -75,6 +75,12 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
         raise UsageError(f"cannot load {what} {model}: {one_line(error)}") from error
 
 
+def context_length(model: str) -> int | None:
+    """The tokens that the model folder (or id) takes by its config, which may not say. Raises UsageError as above."""
+    length: int | None = getattr(transformers_config(model).get_text_config(), "max_position_embeddings", None)
+    return length
+
+
 def shape_of(model: str) -> ModelShape:
     """Of the model folder (or id) `model`; seconds, and no weights. Raises UsageError: transformers does not know the
     architecture."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from swift_r1.evaluation.report import interval, p_text, percent
-from swift_r1.evaluation.statistics import RESAMPLES, Difference, paired_bootstrap
+from swift_r1.evaluation.report import interval, percent
+from swift_r1.evaluation.statistics import RESAMPLES, Difference, paired_difference
 from swift_r1.report.blocks import Note, Table
 from swift_r1.rewards.types import RIGHT
 from swift_r1.runs.metrics import Evaluated
@@ -22,8 +22,8 @@ Shares = Mapping[str, float]  # of each question, by `prompt_id`, the share of i
 
 _EXPLAINED = (
     "Accuracies in percent: the mean over questions of the share of their completions that are right. Intervals are of "
-    "95 %, clustered by question. Gains and differences: paired bootstrap over the questions that both answered, "
-    f"{RESAMPLES:,} resamples; p is two-sided."
+    "95 %, clustered by question. Gains and differences are of the questions that both answered: intervals by paired "
+    f"bootstrap, the two-sided p by swapping pairs, {RESAMPLES:,} resamples."
 )
 
 
@@ -75,7 +75,7 @@ def _between(benchmark: str, runs: Sequence[Measured], one: int, other: int) -> 
 def difference(first: Shares, second: Shares) -> Difference | None:
     """Second less first on the questions that both answered; None without any."""
     shared = sorted(first.keys() & second.keys())
-    return paired_bootstrap([[(first[key], second[key]) for key in shared]], SEED) if shared else None
+    return paired_difference([[(first[key], second[key]) for key in shared]], SEED) if shared else None
 
 
 def mean_shares(runs: Sequence[Shares]) -> Shares:
@@ -102,4 +102,4 @@ def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -
 
 
 def _difference(one: Difference) -> list[str]:
-    return [percent(one.value, "+"), interval(one, "+"), p_text(one)]
+    return [percent(one.value, "+"), interval(one, "+"), f"{one.p_value:.4f}"]

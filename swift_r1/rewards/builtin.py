@@ -13,13 +13,18 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
-from swift_r1.rewards.graders.answers import first_answer
+from swift_r1.rewards.graders.answers import first_answer, tidied
+from swift_r1.rewards.graders.equality import contradict, equal
 from swift_r1.rewards.graders.library import parsed, verified
 from swift_r1.rewards.orm import ORM, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
+_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
+_IN_DOLLARS = re.compile(r"\$+([^$]*)\$+\.?")
+_ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")  # where the library finds an answer in a text
 
 
 def _after_thought(completion: str, next_: str) -> int | None:
@@ -149,22 +154,56 @@ class MathAccuracy(ORM):
 
 
 def _accuracy(completion: str, solution: Any) -> float | None:
+    accepted = solution if isinstance(solution, list | tuple) else [solution]
+    golds = [_read_gold(str(one)) for one in accepted if one is not None]
+    golds = [(read, text) for read, text in golds if read or text]
+    if not golds:
+        return None
+    answer, written = _read_answer(completion)
+    return float(any(_is_right(answer, written, *gold) for gold in golds))
+
+
+def _read_gold(solution: str) -> tuple[list[Any], str]:
+    """What the library reads in a gold, and its tidied text where it is an answer alone."""
+    right = first_answer(solution)
+    text = (solution if right is None else right).strip()
+    whole = _IN_DOLLARS.fullmatch(text)
+    text = text if whole is None else whole[1]
+    return _read(text), "" if _ANCHOR.search(text) else tidied(text)
+
+
+def _read(text: str) -> list[Any]:
+    r"""What the library reads in an answer: without dollars or a box as if it stood in `\boxed{}`, except in words."""
+    anchored = _ANCHOR.search(text) is not None
+    if anchored or (" " in text and _WORDS.fullmatch(text)):
+        return parsed(text, extraction_mode="first_match")
+    return parsed(f"\\boxed{{{text}}}")
+
+
+def _is_right(answer: list[Any], written: str, read: list[Any], text: str) -> bool:
+    """Whether an answer is a gold: where both are texts by the rule `fast`, and else by the library."""
+    if text and written and equal(written, text):
+        return True
+    return not (text and written and contradict(written, text)) and verified(read, answer)
+
+
+def _read_answer(completion: str) -> tuple[list[Any], str]:
+    """What the library reads in a completion, and the tidied text of the answer in a tag or a box, or that it found."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig
 
-    right = first_answer(str(solution))
-    gold = parsed(str(solution) if right is None else right.strip(), extraction_mode="first_match")
-    if not gold:
-        return None
     tagged = first_answer(completion)
     if tagged is not None:
-        return float(verified(gold, parsed(tagged.strip(), extraction_mode="first_match")))
+        return _read(tagged.strip()), tidied(last_boxed(tagged) or tagged)
     latex = LatexExtractionConfig(
         normalization_config=NormalizationConfig(basic_latex=True, units=True, malformed_operators=False, boxed="all"),
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    return float(verified(gold, parsed(completion, extraction_config=[latex], extraction_mode="first_match")))
+    boxed = last_boxed(completion)
+    read = parsed(completion, extraction_config=[latex], extraction_mode="first_match")
+    text = next((one for one in read if isinstance(one, str)), "") if boxed is None else boxed
+    return read, tidied(text)
 
 
 class CosineReward(ORM):

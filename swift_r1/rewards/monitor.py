@@ -20,7 +20,7 @@ class InvalidRewardMonitor:
     """
 
     def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None) -> None:
-        self._max_ratio, self._write = max_ratio, write
+        self.max_ratio, self._write = max_ratio, write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class InvalidRewardMonitor:
             steps.append((len(column.invalid), len(column.values)))
             invalid = sum(bad for bad, _ in steps)
             expected = sum(count for _, count in steps) / len(steps) * WINDOW
-            if column.invalid and invalid > self._max_ratio * expected:
+            if column.invalid and invalid > self.max_ratio * expected:
                 raise RunFailed(self._message(column, batch, invalid, len(steps)))
 
     def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
@@ -50,7 +50,7 @@ class InvalidRewardMonitor:
         text = text if len(text) <= 200 else text[:197] + "..."
         return (
             f"reward {column.name} was invalid {invalid} times in the last {steps} steps, more than "
-            f"--max_invalid_reward_ratio {self._max_ratio:g} of {WINDOW} steps allows; "
+            f"--max_invalid_reward_ratio {self.max_ratio:g} of {WINDOW} steps allows; "
             f"cause: {example.cause}; for example on: {text!r}"
         )
 

@@ -50,6 +50,11 @@ orms: dict[str, Callable[..., Any]] = {}
 """Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it."""
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the reward registered as `name` is this package's own."""
+    return name in orms and str(getattr(orms[name], "__module__", "")).startswith("swift_r1.rewards.")
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """A reward function, ready to call."""

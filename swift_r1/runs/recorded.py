@@ -27,7 +27,7 @@ _NEEDED = (
 FIELDS = frozenset(
     (
         *(*_NEEDED, "advantage", "tokens", "newest_weight_version", "weight_versions", "turns", "messages"),
-        *("tool_calls", "dropped", "entropy", "sequences", "other_messages", "failure"),
+        *("tool_calls", "dropped", "entropy", "sequences", "other_messages", "failure", "invalid"),
     )
 )
 """Of a line of `completions.jsonl`, beside `rewards/<name>`; a column of the data of such a name gets `columns/` before

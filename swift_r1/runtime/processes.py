@@ -59,6 +59,17 @@ def end_strays(spared: Collection[int]) -> None:
                 child.wait(1)
 
 
+def ranks_below(spared: Collection[int]) -> bool:
+    """Whether a child of this process, other than `spared`, is a rank of a training run."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.pid not in spared and "RANK" in child.environ():
+                return True
+    return False
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -240,6 +240,11 @@ class Ranks:
             assert work is not None and self.presence is not None
             self.presence.wait(work)
 
+    def use_device(self) -> None:
+        """From now on this process holds its GPU, and so does what is forked from it."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()
@@ -253,7 +258,8 @@ def join_ranks(
     backend: str | None = None,
     sequence_parallel_size: int = 1,
 ) -> Ranks:
-    """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+    """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...). Nothing is
+    on the GPU yet, so that processes may be forked after it; `Ranks.use_device` comes then.
 
     Args:
         timeout_s: how long any rank waits for a silent one (`--ddp_timeout`).
@@ -262,12 +268,17 @@ def join_ranks(
         backend: what exchanges gradients and weights, `nccl` or `gloo`; None: nccl between GPUs, else gloo.
         sequence_parallel_size: divides the number of ranks.
 
-    Raises UsageError: nccl without a GPU, or a GPU that torch cannot use.
+    Raises UsageError: nccl without a GPU, a GPU that torch cannot use, or fewer GPUs than processes.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
+        if local_rank >= gpus:
+            raise UsageError(
+                f"process {local_rank} of this machine has no GPU: torch sees {gpus}, so NPROC_PER_NODE may be {gpus} "
+                "at most (or CUDA_VISIBLE_DEVICES hides some)"
+            )
         device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
     elif names := hardware(os.environ)["gpus"]:
         raise UsageError(
             f"this machine has a GPU ({names[0]}) that torch {torch.__version__} cannot use: it is built without CUDA, "

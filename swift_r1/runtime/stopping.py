@@ -56,6 +56,11 @@ class StopRequest:
         self._heard = heard
 
     @property
+    def signalled(self) -> bool:
+        """Whether this process was told to stop."""
+        return bool(self._signalled)
+
+    @property
     def exit_code(self) -> int:
         return EXIT_OK if self.reason in (OUT_OF_TIME, NOT_BETTER) else self.reason
 

@@ -102,6 +102,9 @@ class Generator(Protocol):
 class Rollouts(Generator, Protocol):
     weight_version: int  # of the weights that the next completions come from
     max_model_length: int | None  # of prompt and completion in tokens, known on rank 0; None for no limit
+    unwanted: Callable[[], bool]
+    """Asked while completions are generated, on each rank: once it is True they end as they are, for nobody wants them.
+    """
 
     def publish_weights(self) -> None:
         """From here on completions come from the trainer's current weights."""
@@ -112,6 +115,11 @@ class Rollouts(Generator, Protocol):
     def take_metrics(self) -> dict[str, float]:
         """What to log since the last call."""
         ...
+
+
+def still_wanted() -> bool:
+    """The `unwanted` of completions that must be whole."""
+    return False
 
 
 def ignore_output(_output: RolloutOutput) -> None:
@@ -125,6 +133,7 @@ class EmbeddedRollouts:
         self.engine, self.backend, self.ranks = engine, backend, ranks
         self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
+        self.unwanted = still_wanted
 
     def resume(self, weight_version: int) -> None:
         self.weight_version = weight_version
@@ -146,7 +155,11 @@ class EmbeddedRollouts:
         mine = RolloutBatch.model_validate_json(told.numpy().tobytes()).requests[rank::world_size]
         with self.ranks.busy():
             outputs = self.engine.generate(
-                mine, self.weight_version, on_done, lambda _number, output: on_output(output) if requests else None
+                mine,
+                self.weight_version,
+                on_done,
+                lambda _number, output: on_output(output) if requests else None,
+                self.unwanted,
             )
         everyones = self.ranks.gather(_encoded(RolloutResponse(outputs=tuple(outputs))))
         if requests is None or everyones is None:

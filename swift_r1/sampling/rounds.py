@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,7 +14,7 @@ from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import OnDone, Rollouts
+from swift_r1.sampling.base import Conversation, OnDone, Rollouts
 from swift_r1.sampling.multi_turn import Asked, Turns
 from swift_r1.sampling.prompts import Prompts
 from swift_r1.sampling.scoring import OpenRewards, ScoredRound, Scoring
@@ -124,19 +124,26 @@ class RoundSampler:
         compose: Composition,
         step: int,
         first_group: int = 0,
+        look: Callable[[], None] = lambda: None,
     ) -> Scoring | None:
         """Generates the conversations of `count` prompts, `at_once` together, and gives them to the reward functions as
-        they come; on rank 0, which has the prompts, the rewards to wait for. Collective."""
+        they come; on rank 0, which has the prompts, the rewards to wait for. Collective, as `look` may be, which is
+        called after those that were generated together."""
         scoring = None
         if open_rewards is not None:
             state = {"global_step": step, "max_steps": self.plan.total_steps}
             prompts, request_ids = [one for one, _ in asked], [request.request_id for _, request in asked]
-            scoring = Scoring(prompts, request_ids, open_rewards, compose, state, first_group)
+            how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
+            scoring = Scoring(prompts, request_ids, *how)
+
+        def add(group: Sequence[Conversation]) -> None:
+            if scoring is not None and not self.rollouts.unwanted():
+                scoring.add(group)
+
         for start in range(0, count, at_once):
-            if scoring is None:
-                self.turns.generate(None, self.on_done, lambda _group: None)
-            else:
-                self.turns.generate(asked[start : start + at_once], self.on_done, scoring.add)
+            part = None if scoring is None else asked[start : start + at_once]
+            self.turns.generate(part, self.on_done, add)
+            look()
         return scoring
 
     def _without_signal(self, scored: ScoredRound | None) -> list[int]:

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
@@ -32,6 +32,7 @@ class ScoredCompletion:
     rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
     reward: float  # their weighted sum; NaN where no advantage can be computed from it
     objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
+    outcome: float  # the objective without what the rewards of turns add by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,15 @@ class ScoredRound:
     @property
     def generated(self) -> list[ScoredCompletion]:
         return [*self.trained, *self.dropped]
+
+    @property
+    def no_reward(self) -> str | None:
+        """Why no completion has a reward; None where one has."""
+        if not all(math.isnan(item.reward) for item in self.generated):
+            return None
+        failures = [item.conversation.failure for item in self.generated if item.conversation.failure is not None]
+        invalid = [f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid]
+        return next(chain(failures, invalid), "each reward function returned None for all of them")
 
     def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
         """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
@@ -68,7 +78,7 @@ class ScoredRound:
 class Scoring:
     """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end,
     in the order of `prompts`, which are numbered from `first_group`. `trainer_state` is what rewards are told of the
-    run."""
+    run; with `by_turns` what an agent returned counts turn by turn alone."""
 
     def __init__(
         self,
@@ -78,8 +88,9 @@ class Scoring:
         compose: Composition,
         trainer_state: Mapping[str, int],
         first_group: int = 0,
+        by_turns: bool = False,
     ) -> None:
-        self._compose, self._first = compose, first_group
+        self._compose, self._first, self._by_turns = compose, first_group, by_turns
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         if len(self._places) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
@@ -101,7 +112,11 @@ class Scoring:
         flat = [one for place in sorted(self._groups) for one in self._groups[place]]
         failed = {place for place, one in enumerate(flat) if one.failure is not None}
         columns = [_without(column, failed) for column in columns] if failed else columns
-        totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
+        more = batch.columns["is_truncated"], batch.group_size
+        totals = self._compose([column.values for column in columns], *more)
+        outcomes = totals.objectives
+        if self._by_turns:
+            outcomes = self._compose([_without_turns(column) for column in columns], *more).objectives
         ended = [
             (conversation, self._first + place, number)
             for place in sorted(self._groups)
@@ -115,6 +130,7 @@ class Scoring:
                 rewards={column.name: column.values[i] for column in columns},
                 reward=math.nan if i in failed else totals.rewards[i],
                 objective=math.nan if i in failed else totals.objectives[i],
+                outcome=math.nan if i in failed else outcomes[i],
             )
             for i, (conversation, group, number) in enumerate(ended)
         ]
@@ -145,6 +161,12 @@ def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
     """What a function said of episodes that failed is no reward, and no fault of its own."""
     values = tuple(None if place in failed else value for place, value in enumerate(column.values))
     return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
+
+
+def _without_turns(column: RewardColumn) -> list[float | None]:
+    """The values of a function, 0 for those that are sums of their turns' rewards."""
+    factor = 0.0 if column.name == "agent_reward" else 1.0
+    return [None if value is None else factor * value for value in column.values]
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
@@ -314,6 +336,9 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
             row["weight_versions"] = completions[0].weight_versions
     if len(completions) != 1:
         row["sequences"] = len(completions)
+    invalid = [name for name, value in item.rewards.items() if value is not None and math.isnan(value)]
+    if invalid:
+        row["invalid"] = invalid
     if conversation.failure is not None:
         row["failure"] = conversation.failure
     if conversation.infos is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ _SHOWN = (
     ("rollout/logp_diff", "logp_diff", ".4f"),
     ("time/step", "s/step", ".1f"),
 )
+_LINES_S = 60.0  # between two lines about the current work, where there is no terminal
 
 
 def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
@@ -53,6 +55,7 @@ class RunConsole:
         self._total = total_steps
         self._steps = self._progress.add_task("steps", total=total_steps, note="")
         self._phase: TaskID | None = None
+        self._told = 0.0
         self._notes: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -66,13 +69,19 @@ class RunConsole:
         self._progress.console.print(Text(text), soft_wrap=True)
 
     def phase(self, name: str, total: int) -> None:
-        """Shows a second bar for the current work (`generating`, `evaluating`)."""
+        """Shows a second bar for the current work (`generating`, `evaluating`); a line a minute without a terminal."""
         self.phase_end()
+        self._told = time.monotonic()
         self._phase = self._progress.add_task(name, total=total, note="")
 
     def phase_advance(self, count: int) -> None:
-        if self._phase is not None:
-            self._progress.advance(self._phase, count)
+        if self._phase is None:
+            return
+        self._progress.advance(self._phase, count)
+        if self._progress.disable and time.monotonic() >= self._told + _LINES_S:
+            self._told = time.monotonic()
+            phase = self._progress.tasks[-1]
+            self.say(f"{phase.description}: {phase.completed} of {phase.total} completions")
 
     def phase_end(self) -> None:
         if self._phase is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms import drop_truncated, groups_without_signal
-from swift_r1.models.attention import PackedRow, prompt_group
+from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
@@ -250,15 +250,15 @@ def _packed(
             place += completions[sample]
         alone = len(unit) == 1
         lengths = [] if alone else [completions[sample] for sample in unit]
-        groups.append(prompt_group(first, place - first if alone else prompt, lengths, device))
+        groups.append((place - first if alone else prompt, lengths))
     if place < least:
         sources.append(torch.zeros(least - place, dtype=torch.long))
         position_ids.append(torch.arange(least - place))
-        groups.append(prompt_group(place, least - place, [], device))
+        groups.append((least - place, []))
     return _Rows(
         batch.token_ids[torch.cat(sources)][None],
         torch.tensor(before, dtype=torch.long),
         torch.tensor(own, dtype=torch.long),
         torch.cat(position_ids)[None],
-        tuple(groups) if own_attention else None,
+        packed_row(groups, device) if own_attention else None,
     )

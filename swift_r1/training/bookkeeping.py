@@ -52,7 +52,7 @@ class Bookkeeping:
     ) -> dict[str, float]:
         """Writes the round's completions (with their `entropies` `[N]`) down, tells the sampler of them, checks that
         rewards are valid often enough, and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too
-        often."""
+        often, or no completion has one."""
         assert self.monitor is not None
         step = progress.summary.steps + 1
         rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
@@ -65,6 +65,9 @@ class Bookkeeping:
             self.choices.hear(progress.rounds - 1, outcomes_of(scored, advantages, step))
         for batch, columns in scored.calls:
             self.monitor.update(columns, batch)
+        why = scored.no_reward
+        if why is not None and self.monitor.max_ratio < 1:
+            raise RunFailed(f"none of the round's {len(rows)} completions has a valid reward; the first: {why}")
         metrics = round_metrics(scored)
         if entropies is not None:
             known = entropies[~entropies.isnan()]

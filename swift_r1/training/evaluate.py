@@ -21,6 +21,7 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import RULES, Graded, summarize
+from swift_r1.sampling.base import still_wanted
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import (
     OpenRewards,
@@ -42,6 +43,10 @@ Metrics = dict[str, float]
 Rows = list[dict[str, Any]]
 
 _logger = logging.getLogger("swift_r1.training")
+
+
+class EvaluationLeft(Exception):
+    """Tells all ranks that the run is to end, and the evaluation with it."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,23 @@ class Evaluator:
     def num_completions(self) -> int:
         return sum(one.num_prompts * one.num_generations for one in self.sets)
 
-    def run(self, step: int) -> tuple[Metrics, Rows, TokenRows | None] | None:
+    def run(self, step: int, unwanted: Callable[[], bool]) -> tuple[Metrics, Rows, TokenRows | None] | None:
         """The metrics under `eval/<name>/`, one row per completion for `eval_completions.jsonl`, and the tokens of the
         probe prompts; on rank 0.
 
-        Collective. The seeds do not depend on the step, so that two evaluations differ by their weights alone.
+        Collective. The seeds do not depend on the step, so that two evaluations differ by their weights alone. Raises
+        EvaluationLeft on all ranks soon after `unwanted` is True on one.
         """
+        rollouts = self.sampler.rollouts
+        rollouts.unwanted = unwanted
+        try:
+            found = [(one, self._scored(one, step, unwanted)) for one in self.sets]
+        finally:
+            rollouts.unwanted = still_wanted
         metrics: Metrics = {}
         rows: Rows = []
         probed: list[ScoredCompletion] = []
-        for one, scored in [(one, self._scored(one, step)) for one in self.sets]:
+        for one, scored in found:
             if scored is None:
                 return None
             for name in one.names():
@@ -95,9 +107,14 @@ class Evaluator:
         written = [item for item in probed if item.conversation.sequences]
         return metrics | plain_means(metrics), rows, probe_rows(written, step) if written else None
 
-    def _scored(self, one: EvalSet, step: int) -> ScoredRound | None:
+    def _scored(self, one: EvalSet, step: int, unwanted: Callable[[], bool]) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""
         sampler, args = self.sampler, self.sampler.args
+
+        def look() -> None:
+            if sampler.ranks.max(float(unwanted())):
+                raise EvaluationLeft
+
         requests = [
             RolloutRequest(
                 request_id=f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
@@ -113,7 +130,7 @@ class Evaluator:
             at_once = max(1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations)
         asked = list(zip(one.prompts, requests, strict=True))
         compose = Composition(one.weights)
-        scoring = sampler.generate(asked, one.num_prompts, at_once, one.open_rewards, compose, step)
+        scoring = sampler.generate(asked, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
         return None if scoring is None else scoring.result()
 
 

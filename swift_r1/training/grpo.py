@@ -25,7 +25,8 @@ from swift_r1.algorithms import (
     turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
-from swift_r1.algorithms.off_policy import completion_weights, weight_metrics
+from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
+from swift_r1.algorithms.policy_loss import ROLLOUT_LOG_RATIO_BOUND
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
 from swift_r1.runtime.ranks import Ranks
@@ -58,7 +59,7 @@ def batch_of_round(
         prompts or [row.prompt_token_ids for row in sequences],
         [row.completion.token_ids for row in sequences],
         [row.completion.logprobs for row in sequences],
-        [item.objective for item in scored.trained],
+        [item.outcome for item in scored.trained],
         [conversations[number].finish_reason == "length" for number, _ in rows],
         [row.loss_mask for row in sequences],
         [number for number, _ in rows],
@@ -208,6 +209,31 @@ def targets_of_real(
     return values.to(labels.dtype), total + (values * scores).sum()
 
 
+@torch.no_grad()
+def means_of_completions(
+    batches: Sequence[MicroBatch],
+    advantages: Tensor,
+    owners: Tensor,
+    backend: Backend,
+    temperature: float,
+    ranks: Ranks,
+) -> Tensor:
+    """`WholeMeans` of the rows of an optimizer step, float64 `[4, R]`: the rows of a completion may be in several
+    micro-batches, and on several ranks. Takes one more forward pass. Collective."""
+    sums = torch.zeros(5, len(owners), dtype=torch.float64)
+    for micro in batches:
+        now = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps)
+        old = now if micro.old_logps is None else micro.old_logps
+        gap = (old - micro.rollout_logps).clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
+        own = of_micro_batch(advantages, micro)
+        own = own if own.dim() == 2 else own[:, None].expand_as(now)
+        values = torch.stack([now - old, gap, micro.rollout_logps - now, own, torch.ones_like(now)])
+        sums[:, micro.samples] = (values.double() * micro.trained).sum(2).cpu()
+    sums = ranks.sum_data(sums)
+    *whole, counts = sums.new_zeros(sums.shape).index_add_(1, owners, sums)[:, owners]
+    return torch.stack(whole) / counts.clamp(min=1)
+
+
 def train_step(
     batches: Sequence[MicroBatch],
     advantages: Tensor,
@@ -219,6 +245,7 @@ def train_step(
     frozen: bool = False,
     tokens: StepTokens | None = None,
     experts: ExpertStep | None = None,
+    owners: Tensor | None = None,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
@@ -228,6 +255,7 @@ def train_step(
         frozen: no backward pass and no update; gradient norm and rate are 0.
         tokens: takes what this loss sees and does of the completions that are recorded.
         experts: their loss is added, times its mu, and the policy's is times 1 - mu.
+        owners: int64 `[R]`, the completion of each row of the round; by default each is one.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -243,6 +271,11 @@ def train_step(
     teaching = max((place for place, found in enumerate(signals, start=1) if found or everywhere), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+    several = owners is not None and int(owners[-1]) + 1 < len(owners)
+    means = None
+    if several and config.by_completion:
+        assert owners is not None
+        means = means_of_completions(batches, advantages, owners, backend, temperature, ranks)
     weights: list[Tensor] = []  # of each micro-batch, on its device
     lacking = 0.0  # of `loss`, in what it is computed from
     if config.loss_type == "real":
@@ -272,6 +305,7 @@ def train_step(
             teacher_kl=teacher_kl,
             teacher_logps=micro.teacher_logps,
             shares=micro.shares,
+            whole=None if means is None else WholeMeans(*means[:, micro.samples].to(logps)),
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
@@ -296,7 +330,8 @@ def train_step(
     if config.log_rollout_offpolicy_metrics:
         everyones = torch.zeros(5, len(advantages), dtype=torch.float64)  # no token where a completion is of no rank
         everyones[:, torch.cat([micro.samples for micro in batches])] = torch.cat(weights, 1).cpu()
-        metrics |= weight_metrics(ranks.sum_data(everyones))
+        everyones = ranks.sum_data(everyones)
+        metrics |= weight_metrics(everyones if owners is None else of_owners(everyones, owners))
     return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
 
 

@@ -14,8 +14,10 @@ from it and compute their share.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from swift_r1.algorithms import (
 )
 from swift_r1.algorithms.aggregation import token_means
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.errors import ServerUnreachable
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
@@ -42,11 +45,17 @@ from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.chord import Experts
-from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.evaluate import EvaluationLeft, Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import Teacher, taught_advantages
+
+logger = logging.getLogger("swift_r1.training")
+
+
+class _Stopped(Exception):
+    """The run ends before a round."""
 
 
 @dataclass(kw_only=True)
@@ -92,24 +101,35 @@ class Trainer:
         the rollout server went away."""
         self.started = time.perf_counter() - self.summary.seconds
         self.stop_asked()
-        if self.progress.open_round is None:
-            self.publish()
         if self.args.eval_on_start and not self.summary.steps:
+            self.progress.evaluates = True
+        if self.progress.open_round is None or self.progress.evaluates:
+            self.publish()
+        if self.progress.evaluates and self.evaluator is not None and not self.stop.reason:
             self.evaluate()
         while self.summary.steps < self.plan.total_steps and not self.stop.reason:
-            self.train(self.progress.open_round or self.begin_round())
+            with suppress(_Stopped):
+                self.train(self.progress.open_round or self.begin_round())
         self.summary.seconds = time.perf_counter() - self.started
         self.summary.exit_code = self.stop.exit_code
         return self.summary
 
     def begin_round(self) -> OpenRound:
-        """Everything that a round needs once: completions, rewards, log-probs before the first update, advantages."""
+        """Everything that a round needs once: completions, rewards, log-probs before the first update, advantages.
+        Raises _Stopped: the run was told to stop, and has no server for the round; the last whole step is saved."""
         # Sample and score: completions of the next prompts (with --dynamic_sample until all groups have a signal) with
         # their rewards, on rank 0. With --async_generate they are there already, or nearly.
         self.spans.begin(self.summary.steps + 1)
         self.device.to_generate()
         epoch = self.epoch()
-        scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
+        position = self.position()
+        try:
+            scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
+        except ServerUnreachable as error:
+            self.stop_or_raise(error)
+            if self.summary.steps:
+                self.save(True, position)
+            raise _Stopped from None
         self.device.to_train()
         self.progress.rounds += 1
         with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
@@ -225,6 +245,7 @@ class Trainer:
                     frozen,
                     tokens,
                     None if self.experts is None else self.experts.step(self.summary.steps),
+                    round_.batch.owners,
                 )
                 metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
                 if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
@@ -248,17 +269,18 @@ class Trainer:
             progress.ended_epoch = progress.open_round is None and round_.ends_epoch
 
             # Weight sync, log, evaluation, checkpoint.
-            stops = self.stop_asked()
-            evaluates = self.evaluates_now(complete)
-            if progress.open_round is None or evaluates:
+            self.stop_asked()
+            progress.evaluates = args.eval_strategy != "no" and (
+                complete or self.due(args.eval_strategy, args.eval_steps, args.eval_unit)
+            )
+            if progress.open_round is None or progress.evaluates:
                 self.publish()
             self.books.step(metrics, round_, step, complete)
-            if evaluates:
+            if progress.evaluates and not self.stop.reason:
                 self.evaluate()
-                if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
-                    self.stop.reason, stops = NOT_BETTER, True
-            if complete or stops or self.due(args.save_strategy, args.save_steps):
-                self.save(complete or stops)
+            stops = complete or bool(self.stop.reason)
+            if stops or self.due(args.save_strategy, args.save_steps):
+                self.save(stops, self.position())
 
     def publish(self) -> None:
         """Sends the current weights to the engine, once for each step."""
@@ -266,13 +288,27 @@ class Trainer:
             self.watchdog.progress("the weight sync")
             self.device.to_publish()
             with self.stopwatch.timed("sync"):
-                self.rounds.publish_weights(self.progress.rounds, self.progress.open_round is not None)
+                try:
+                    self.rounds.publish_weights(self.progress.rounds, self.progress.open_round is not None)
+                except ServerUnreachable as error:
+                    self.stop_or_raise(error)
+                    return
             self.progress.published = self.summary.steps
 
     def stop_asked(self) -> bool:
         """Whether any rank was told to stop, or time is up; all ranks learn it at the same step."""
         self.stop.reason = int(self.ranks.max(self.stop.due()))
         return bool(self.stop.reason)
+
+    def stop_or_raise(self, error: ServerUnreachable) -> None:
+        """Raises an error of all ranks, unless the run was told to stop."""
+        if not self.stop_asked():
+            raise error
+        logger.warning("%s: what was done before is saved", error)
+
+    def position(self) -> tuple[int, str] | None:
+        """Of the prompts, on rank 0."""
+        return self.rounds.position if self.ranks.is_rank0 else None
 
     def due(self, strategy: str | None, every: int | None, unit: str = "step") -> bool:
         """Whether a `--save_strategy` or `--eval_strategy` asks for something after this step."""
@@ -284,22 +320,23 @@ class Trainer:
             return self.progress.open_round is None and self.progress.rounds % every == 0
         return self.summary.steps % every == 0
 
-    def evaluates_now(self, complete: bool) -> bool:
-        args = self.args
-        if args.eval_strategy == "no" or self.stop.reason:
-            return False
-        return complete or self.due(args.eval_strategy, args.eval_steps, args.eval_unit)
-
     def evaluate(self) -> None:
-        """Evaluates the published weights on the held-out prompts."""
+        """Evaluates the published weights on the held-out prompts, unless a signal comes meanwhile: then the run ends,
+        and does so when it is resumed. It also ends where saves are not better any more."""
         assert self.evaluator is not None
         args, steps = self.args, self.summary.steps
         self.watchdog.progress("an evaluation")
         self.device.to_generate()
         self.recorder.phase("evaluating", self.evaluator.num_completions)
         with self.ranks.busy(), self.stopwatch.timed("evaluate"):
-            found = self.evaluator.run(steps)
-            self.recorder.phase_end()
+            try:
+                found = self.evaluator.run(steps, lambda: self.stop.signalled)
+            except EvaluationLeft:
+                self.stop_asked()
+                return
+            finally:
+                self.recorder.phase_end()
+            self.progress.evaluates = False
             if found is not None:
                 metrics, rows, probes = found
                 self.recorder.evaluation(steps, metrics, rows, probes)
@@ -307,15 +344,17 @@ class Trainer:
                 saves = steps == self.plan.total_steps or self.due(args.save_strategy, args.save_steps)
                 if saves and steps and args.metric_for_best_model is not None:
                     self.summary.saw_checkpoint(metrics, args.metric_for_best_model, args.greater_is_better)
+        if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
+            self.stop.reason = NOT_BETTER
         self.stopwatch.take()
 
-    def save(self, last: bool) -> None:
-        """Raises as `Checkpoints.save`."""
+    def save(self, last: bool, position: tuple[int, str] | None) -> None:
+        """Raises as `Checkpoints.save`; `position` as there."""
         self.watchdog.progress("a save")
         self.device.to_save()
         self.summary.seconds = time.perf_counter() - self.started
         with self.stopwatch.timed("save"):
-            self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
+            self.checkpoints.save(self.progress, position, last)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:

@@ -266,6 +266,7 @@ def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt:
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""
+_LEAST_SHOWN = 0.01 * GIB
 _CONTEXT = 0.6 * GIB  # what a CUDA context and its libraries take of a GPU
 
 
@@ -332,10 +333,11 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
 
 
 def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: MemoryEstimate | None = None) -> str:
-    """The largest part, and the two flags that would save most, of those that save a twentieth or more."""
+    """The largest part, and the two flags that would save most, of those that save a twentieth or more of what is not
+    libraries, and enough to be shown."""
     found = found or estimated(args, shape, world, gpu)
     savings = {flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)}
-    worth = (found.peak - found.parts["libraries"]) / 20
+    worth = max((found.peak - found.parts["libraries"]) / 20, _LEAST_SHOWN)
     best = [flag for flag in sorted(savings, key=savings.__getitem__, reverse=True) if savings[flag] > worth]
     largest = f"the largest part is {found.largest} ({found.counted[found.largest] / GIB:.2f} GiB)"
     if not best:

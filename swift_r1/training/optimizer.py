@@ -75,6 +75,7 @@ class LearningRate:
         self._scheduler = get_scheduler(
             name, self._shadow, warmup_steps, total_steps, scheduler_specific_kwargs=extra or {}
         )
+        self._last = total_steps - 1
 
     @property
     def value(self) -> float:
@@ -87,6 +88,9 @@ class LearningRate:
             self.advance()
 
     def advance(self) -> None:
+        """To the next step, if there is one: polynomial has no rate after a warm-up of all steps."""
+        if self._scheduler.last_epoch >= self._last:
+            return
         # torch warns unless the optimizer has stepped; ours steps elsewhere.
         self._shadow.step()
         self._scheduler.step()

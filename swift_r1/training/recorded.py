@@ -15,7 +15,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
 from swift_r1.runs.recorded import RecordedRun, WholeCompletion, row_columns
-from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy
+from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy, still_wanted
 from swift_r1.sampling.remote import explained_difference, own_logprobs
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound, Scoring
@@ -27,6 +27,7 @@ class NothingGenerated:
 
     max_model_length: int | None = None
     weight_version = 0
+    unwanted = staticmethod(still_wanted)
 
     def publish_weights(self) -> None: ...
 

@@ -68,7 +68,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
 
 
 class _Trial(Trainer):
-    def save(self, last: bool) -> None:
+    def save(self, last: bool, position: tuple[int, str] | None) -> None:
         """Nothing: these weights are of no use."""
 
 

@@ -1,6 +1,6 @@
 """Builds all parts of a training process from the arguments, and runs the loop.
 
-The order matters: what forks or spawns (prompt workers, reward workers) comes before threads and DeepSpeed.
+The order matters: what forks or spawns (prompt workers, reward workers) comes before threads, the GPU and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -68,6 +68,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         # Nothing here reads memory that was not written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    # Otherwise a product that is cut along its sum adds the parts in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None
@@ -107,11 +110,12 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(spans.flush)
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
-        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell)
+        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell, stop)
         data, counts = Inputs(), None
         if ranks.is_rank0:
             data = open_inputs(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
+        ranks.use_device()  # workers of the data, which are forked, would hold its memory
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         scheduled_steps = start.replay.scheduled_steps if start.replay is not None else None
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps)
@@ -137,6 +141,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_rank0 and why is not None:
             logger.info(why)
             tell("stopping", why)
+        if ranks.is_rank0 and stop.reason not in (0, NOT_BETTER):
+            logger.info("the same command with --resume_from_checkpoint last goes on after step %d", summary.steps)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 

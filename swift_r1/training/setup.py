@@ -29,7 +29,7 @@ from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.runs.recorded import Replay
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.stopping import Watchdog
+from swift_r1.runtime.stopping import StopRequest, Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
 from swift_r1.sampling.pool.membership import Membership
 from swift_r1.sampling.pool.pool import ServerPool
@@ -88,6 +88,7 @@ class Context:
     spans: Spans
     stopwatch: Stopwatch  # of this rank
     tell: Events
+    stop: StopRequest
 
 
 def open_policy(context: Context) -> Backend:
@@ -268,7 +269,8 @@ def open_rollouts(
         else:
             sessions = _first_sessions(context, writers, expected, transport)
         fanout = args.weight_fanout
-        pool = ServerPool(sessions, timeout, transport, compare, fanout, context.spans, context.tell, file)
+        told = (context.spans, context.tell, file, lambda: context.stop.signalled)
+        pool = ServerPool(sessions, timeout, transport, compare, fanout, *told)
         context.cleanup.callback(pool.close)
         if file is not None:
             first = pool.first

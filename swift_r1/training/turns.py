@@ -117,5 +117,6 @@ def open_agents(context: Context, ends: tuple[int, ...], model_length: int | Non
     processes = AgentProcesses(order)
     context.cleanup.callback(lambda: gateway.call(processes.close()).result(_CLOSE_S))
     gateway.call(processes.start()).result()
-    limits = AgentLimits(args.agent_timeout, args.max_turns, args.completion_length_limit_scope == "total")
+    total, alone = args.completion_length_limit_scope == "total", args.reward_names == ["agent_reward"]
+    limits = AgentLimits(args.agent_timeout, args.max_turns, total, needs_reward=alone)
     return AgentRunner(gateway, processes, limits, args.agent_concurrency)

@@ -49,6 +49,21 @@ class Branches(Agent):
         return digits(await ask("both", *found))
 
 
+class Repeats(Agent):
+    """Makes equal calls, beside each other or one after another."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        async def ask() -> str:
+            answer = await client.chat.completions.create(model="any", messages=row["messages"])
+            return answer.choices[0].message.content or ""
+
+        if row["how"] == "together":
+            said = await asyncio.gather(*[ask() for _ in range(12)])
+        else:
+            said = [await ask() for _ in range(12)]
+        return {"reward": 1.0, "said": list(said)}
+
+
 class Misbehaves(Agent):
     """As its row says."""
 
@@ -76,6 +91,10 @@ class Misbehaves(Agent):
             raise ConnectionError("the shop is closed")
         if how == "leaves":
             sys.exit(3)
+        if how == "ends its process":
+            os._exit(0)
+        if how == "returns nothing":
+            return None
         if how == "dies":
             os.kill(os.getpid(), 9)
         if how == "eats":
@@ -136,7 +155,7 @@ class Adds(Agent):
                 messages.append(answer)
 
 
-agents |= {"adds": Adds, "counts": Counts, "branches": Branches, "misbehaves": Misbehaves}
+agents |= {"adds": Adds, "counts": Counts, "branches": Branches, "repeats": Repeats, "misbehaves": Misbehaves}
 
 
 class Seen(ORM):

@@ -110,6 +110,7 @@ class Stage:
         total: bool = False,
         max_tokens: int = 8,
         seeded: bool = True,
+        needs_reward: bool = False,
         **sampling: Any,
     ) -> list[list[Conversation]]:
         """The groups, in the order of the rows."""
@@ -130,7 +131,7 @@ class Stage:
                 sampling=SamplingParams(max_tokens=max_tokens, **sampling),
             )
             asked.append((prompt, request))
-        runner = AgentRunner(self.gateway, self.processes, AgentLimits(timeout, calls, total), at_once)
+        runner = AgentRunner(self.gateway, self.processes, AgentLimits(timeout, calls, total, needs_reward), at_once)
         episodes, found = Episodes(runner), list[Sequence[Conversation]]()
         turns: Any = ServedEpisodes(self.rollouts, episodes) if served else MultiTurn(self.rollouts, ALONE, episodes)
         self.rollouts.log.clear()

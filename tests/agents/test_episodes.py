@@ -24,6 +24,7 @@ WRONG = {
     "silent": "silent: it made no call of the model that was answered",
     "crashes": "exception: ConnectionError: the shop is closed",
     "leaves": "exception: SystemExit: 3",
+    "ends its process": "exception: its process ended before run returned",
     "dies": "died: signal 9 (Killed)",
     "eats": "memory: MemoryError",
     "gives a list": "result: the reward is '[1.0]', not a finite number",
@@ -83,6 +84,18 @@ def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: 
     assert len({one.sequences[0].completion.token_ids for group in first for one in group}) > 3
     again = stage.play([{}, {}, {}], served=served, at_once=1)
     assert tokens(first) == tokens(again)
+
+
+def test_equal_calls_beside_each_other_have_the_answers_of_their_order(stages: Callable[..., Stage]) -> None:
+    """They may arrive in any order."""
+    stage = stages("repeats")
+    rows = [{"how": how, "messages": [{"role": "user", "content": "say"}]} for how in ("together", "in turn")]
+    said = {}
+    for row in rows:  # the same episodes, since seeds are by number
+        [group] = stage.play([row], n=3)
+        said[row["how"]] = [(one.infos or {})["said"] for one in group]
+    assert len({text for texts in said["together"] for text in texts}) > 12
+    assert said["together"] == said["in turn"]
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -61,3 +61,17 @@ def test_an_episode_whose_first_call_is_too_long_is_no_cut_off_one(stages: Calla
     [[one]] = stage.play([{"messages": messages}], n=1)
     assert one.failure is not None and one.failure.startswith("exception" if how == "class" else "exit")
     assert one.sequences == [] and json.dumps(one.infos)
+
+
+def test_an_episode_that_nothing_judges_has_failed(stages: Callable[..., Stage]) -> None:
+    """Without a reward function beside the agent's own, an episode without a reward is no episode."""
+    rows = [says("reward: 0.5\n"), says("0.5\nDone.\n"), says('{"score": 1}\n'), says(""), says("0.5\n")]
+    command = stages(command=[sys.executable, "-c", SAYS])
+    failures = [one.failure for [one] in command.play(rows, n=1, needs_reward=True)]
+    said = ["'reward: 0.5'", "'Done.'", "'{\"score\": 1}'", "''"]
+    why = "which is no reward, and no other reward function judges"
+    assert failures == [*(f"result: its last line is {one}, {why}" for one in said), None]
+    [[one]] = stages("misbehaves").play([{"how": "returns nothing"}], n=1, needs_reward=True)
+    assert one.failure == f"result: it returned 'null', {why}"
+    [[one]] = stages("misbehaves").play([{"how": "returns nothing"}], n=1)
+    assert one.failure is None  # another function judges

@@ -12,7 +12,6 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments, make_plan, parse
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
-from swift_r1.arguments.plan import plan_table
 from swift_r1.arguments.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.launch.run_folder import without_secrets
@@ -67,8 +66,16 @@ def test_folders_of_runs_may_stand_anywhere() -> None:
     ):
         args = parse_arguments(ViewArguments, words.split(), {})
         assert (args.runs, args.text) == (["a", "b"], True)
-    with pytest.raises(UsageError, match="--runs is given twice"):
-        parse_arguments(ViewArguments, ["a", "--runs", "b"], {})
+    assert parse_arguments(ViewArguments, ["a", "--runs", "b"], {}).runs == ["b"]
+
+
+def test_of_a_flag_given_twice_the_last_counts(caplog: pytest.LogCaptureFixture) -> None:
+    args = parse("--seed", "x", "--reward_weights", "1", "--seed=2", "--reward-weights", "0.5")
+    assert (args.seed, args.reward_weights) == (2, [0.5])
+    assert caplog.messages == [
+        "--seed is given twice: the last one counts",
+        "--reward-weights is given twice: the last one counts",
+    ]
 
 
 def test_one_dash_is_a_typo_unless_a_number_follows() -> None:
@@ -167,6 +174,9 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
         f"{config}: torch_dtype is given twice, once as dtype: keep one",
         f"{config}: system must be text, not a bool: put the value in quotes",
     )
+    config.write_text("reward_weights: 1 0.2\n")
+    with pytest.raises(UsageError, match=r"reward_weights is a list, in YAML \[1, 0.2\]"):
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
     config.write_text("a: [\n")
     with pytest.raises(UsageError, match=r"not valid YAML .* in line 2"):
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
@@ -244,8 +254,8 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "processes", "accumulation", "round_size", "line"),
     [
-        ("", 1, 16, 16, "--gradient_accumulation_steps 16: whole groups of 8"),
-        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: whole groups of 12"),
+        ("", 1, 16, 16, "--gradient_accumulation_steps 16: a micro-batch of 1 has no whole groups of 8"),
+        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: a micro-batch of 1 has no"),
         ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
         ("--per_device_train_batch_size 3 --deepspeed zero2", 2, 4, 24, "--gradient_accumulation_steps 4"),
         (
@@ -272,8 +282,13 @@ def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation,
     assert (args.gradient_accumulation_steps, args.generation_batch_size) == (accumulation, round_size)
     plan = make_plan(args, processes, 100)
     assert plan.completions_per_round == round_size == plan.prompts_per_round * args.num_generations
-    shown = list(plan_table(plan, args).columns[1].cells)
-    assert [one for one in shown if line is not None and str(one).startswith(line)] == list(args.chosen)
+    assert [one for one in args.about_flags if line is not None and one.startswith(line)] == list(args.chosen)
+
+
+def test_that_sgd_decays_weights_is_said() -> None:
+    words = ("--optim", "sgd", "--learning_rate", "0.5")
+    assert any("by 0.05 of them a step" in line for line in parse(*words).about_flags)
+    assert not list(parse(*words, "--weight_decay", "0").about_flags)
 
 
 def test_defaults_that_depend_on_others() -> None:
@@ -338,10 +353,9 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
     )
     assert list(args.about_flags) == [f"always so here: {', '.join(args.always_so)}"]
     assert "always_so" not in args.to_dict() and not list(parse().about_flags)
-    assert faults("--use_galore", "--do_predict", "yes", "--use_galore", "false") == (
+    assert faults("--use_galore", "false", "--do_predict", "yes", "--use_galore") == (
         "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
         "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
-        "--use_galore is given twice: keep one",
     )
 
 

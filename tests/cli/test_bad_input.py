@@ -113,7 +113,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
         (
             {"dataset": "rows.jsonl"},
-            "--reward_funcs external_countdown needs the columns nums, target, which the data lacks (it has gold)",
+            "--reward_funcs external_countdown needs the columns nums, target, which the data lacks (it has gold, ",
         ),
     ],
 )
@@ -250,6 +250,11 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
             "swift eval: gone is no folder of an evaluation: settings.json: No such",
         ),
         (["rolout"], "swift rolout: there is no command 'rolout': did you mean `swift rollout`?"),
+        (["trian"], "swift trian: there is no command 'trian': did you mean `swift rlhf`?"),
+        (
+            ["rlhf", "--model", "m", "--dataset", "d", "--reward_funcs", "a"],
+            "swift rlhf: --rlhf_type is missing: the algorithm, grpo or ppo",
+        ),
         (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),
     ],

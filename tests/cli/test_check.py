@@ -143,7 +143,7 @@ def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)) -> dict[str, Any]:
-    done = swift("check", "--external_plugins", *plugins, "--json", *words, cwd=cwd)
+    done = swift("check", *(["--external_plugins", *plugins] if plugins else []), "--json", *words, cwd=cwd)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout.count("\n") == 1
     found = json.loads(done.stdout)
@@ -154,7 +154,7 @@ def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.p
 def test_a_good_plugin(plugin: Path) -> None:
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", "right", code=0)
     (data,) = found["datasets"]
-    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["solution"])
+    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["question", "solution"])
     assert data["prompt"] == "[user] 1 + 1?"
     assert "no prompt" in data["problems"][0]
     (reward,) = found["rewards"]
@@ -224,6 +224,27 @@ def test_the_count_of_rows_left_out(plugin: Path) -> None:
     assert count == "5 of the first 6 rows are left out"
 
 
+@pytest.mark.parametrize("columns", [[], ["--columns", '{"answer": "answer"}'], ["--columns", '{"answer": "gold"}']])
+def test_a_column_reaches_rewards_under_its_own_name(plugin: Path, columns: list[str]) -> None:
+    plugin.write_text(
+        "from swift_r1 import orms\n"
+        "def right(completions, answer, **kwargs):\n"
+        "    return [float(text == wanted) for text, wanted in zip(completions, answer)]\n"
+        'orms["right"] = right\n'
+    )
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(200)]
+    (plugin.parent / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--dataset", "sums.jsonl", "--gold", "{answer}", *columns)
+    (reward,) = check(plugin.parent, *words, code=0)["rewards"]
+    assert reward["tells_right"]
+    del rows[150]["answer"]
+    (plugin.parent / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fault = "--reward_funcs right needs the column answer, which the row sums:150 lacks (all rows have question)"
+    assert check(plugin.parent, *words, code=2)["faults"] == [f"{fault}; --columns renames"]
+    run = ("rlhf", "--rlhf_type", "grpo", "--model", "./gone", "--external_plugins", "plugin.py")
+    assert fault in swift(*run, *words[:2], *columns, "--reward_funcs", "right", cwd=plugin.parent).stderr
+
+
 def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     names = ["right", "evaluates", "same", "no_empty", "raises", "one_value", "moody", "silent"]
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", *names, code=2)
@@ -248,8 +269,13 @@ def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> Non
     words = ("--dataset", "sums", "--reward_funcs", "right", "--gold")
     found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
     assert found["faults"] == ["no reward gives the right answer more than a wrong one: there is nothing to learn from"]
+    for template in ("<answer>{{solution}}</answer>", "{ {x y} <answer>{solution}</answer>"):  # other braces stay
+        (right,) = check(plugin.parent, *words, template, code=2 if "{{" in template else 0)["rewards"]
+        assert right["values"]["right"] == [0.0 if "{{" in template else 1.0] * 2
+    (fault,) = check(plugin.parent, *words, "{solution[0]}", code=2)["faults"]
+    assert fault == "--gold '{solution[0]}': only a whole column can be filled in, {solution}"
     found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)
-    assert found["faults"] == ["--gold names the column answer, and the data has solution"]
+    assert found["faults"] == ["--gold names the column answer, and the data has question, solution"]
 
 
 def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -> None:
@@ -295,13 +321,14 @@ def test_the_table_for_people_and_a_pasted_command(plugin: Path) -> None:
 def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     """With a tokenizer made here; a long line stays one line, and what looks like markup stays."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
 
     words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
     tokenizer.chat_template = "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
     tokenizer.save_pretrained(plugin.parent / "model")
+    LlamaConfig(max_position_embeddings=600).save_pretrained(plugin.parent / "model")
     words = ("--dataset", "sums", "--reward_funcs", "right", "--model", "model", "--system", "word " * 60)
     (data,) = check(plugin.parent, *words, code=0)["datasets"]
     prompt = "[bold]system : " + "word " * 60 + "[bold]user : 1 + 1? :smile: go"
@@ -309,6 +336,23 @@ def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
     assert data["prompt_tokens"] == len(prompt.split())
     done = swift("check", "--external_plugins", "plugin.py", *words, cwd=plugin.parent)
     assert prompt in done.stdout.splitlines()
+    found = check(plugin.parent, *words, "--max_completion_length", "532", code=2)["datasets"][0]
+    assert not found["ok"] and "2 of 2 prompts left out: longer than 68 tokens" in found["problems"][-1]
+    report = check(plugin.parent, *words, "--max_completion_length", "600", code=2)
+    assert "--max_completion_length 600 leaves no room for a prompt: the model takes 600 tokens" in report["faults"]
+
+
+def test_an_unknown_reward_gets_the_plugins_names_before_rows_are_prepared(plugin: Path) -> None:
+    plugin.write_text(
+        "from swift_r1 import DatasetMeta, orms, register_dataset\n"
+        "def load():\n"
+        "    raise SystemExit('rows are prepared')\n"
+        "orms['last_number'] = lambda completions, **kwargs: [0.0] * len(completions)\n"
+        "register_dataset(DatasetMeta(dataset_name='sums', loader=load))\n"
+    )
+    done, _ = rlhf(plugin.parent, "no_such_reward")
+    assert "no reward function no_such_reward: known are last_number, accuracy, " in done.stderr
+    assert "rows are prepared" not in done.stderr
 
 
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
@@ -326,6 +370,44 @@ def test_rlhf_starts_with_it(plugin: Path) -> None:
     assert len(faults) == 2
     assert "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError" in faults[0]
     assert "--reward_funcs one_value fails on every made-up completion" in faults[1]
+
+
+def test_rlhf_refuses_a_reward_that_loops_for_ever(plugin: Path) -> None:
+    plugin.write_text(
+        PLUGIN + "\ndef loops(completions, **kwargs):\n    while True:\n        pass\n\norms['loops'] = loops\n"
+    )
+    done, _ = rlhf(plugin.parent, "loops", "right", "--reward_timeout", "0.3")
+    (fault,) = (line for line in done.stderr.splitlines() if "--reward_funcs" in line)
+    assert "--reward_funcs loops fails on every made-up completion (see `swift check`): no answer within 0.3 s" in fault
+
+
+def test_rlhf_says_that_no_reward_knows_the_right_answer(plugin: Path) -> None:
+    warning = "no reward gives a right completion more than a wrong one"
+    assert warning in rlhf(plugin.parent, "same")[0].stderr
+    assert warning not in rlhf(plugin.parent, "same", "right")[0].stderr
+
+
+def test_a_right_completion_for_built_in_rewards(tmp_path: Path) -> None:
+    for rewards, solution in (("gsm8k", "9 * 2 = 18\n#### {}"), ("math math_tag math_tag_strict", "\\frac{{{}}}{{7}}")):
+        rows = [{"question": f"{n}?", "solution": solution.format(n)} for n in (1, 2)]
+        (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = ("--dataset", "sums.jsonl", "--reward_funcs", *rewards.split(), "format")
+        for reward in check(tmp_path, *words, code=0, plugins=())["rewards"]:
+            wrong = float(reward["name"] == "format")
+            assert (reward["values"]["right"], reward["values"]["wrong"]) == ([1.0] * 2, [wrong] * 2), reward["name"]
+    (reward,) = check(tmp_path, "--dataset", "countdown", "--reward_funcs", "countdown", code=0, plugins=())["rewards"]
+    assert reward["tells_right"]
+
+
+def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -> None:
+    golds = ["2", "He has 3 apples and gets 2, so 5.", "\\frac{1}{2}", "about ten", "$1$ or $2$, whichever"]
+    rows = [{"question": f"{number}?", "solution": gold} for number, gold in enumerate(golds)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--dataset", "sums.jsonl", "--num_rows", "1", "--reward_funcs")
+    first, second = check(tmp_path, *words, "math", "gsm8k", code=0, plugins=())["notes"]
+    said = "cannot read the solution of {} of 5 rows, whose own answer it calls wrong: sums:1 (He has 3 apples"
+    assert first.startswith("math " + said.format(1))
+    assert second.startswith("gsm8k " + said.format(3)) and "sums:3 (about ten); sums:4 (" in second
 
 
 def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:

@@ -1,9 +1,13 @@
 """Help: grouped, complete, with defaults and what differs from ms-swift."""
 
+import importlib
+import shlex
+
 import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.parser import parse_arguments
 from swift_r1.cli.main import main
 
 
@@ -16,6 +20,13 @@ def test_every_flag_is_in_the_help(command: str, cls: type, capsys: pytest.Captu
             assert f"--{name}" in text
     assert "Examples:" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("command", ["rlhf", "forecast", "rollout", "check", "demo"])
+def test_the_first_example_is_a_whole_command(command: str) -> None:
+    _usage, cls, examples, *_ = importlib.import_module(f"swift_r1.cli.{command}").HELP
+    first = examples.strip().replace("\\\n", " ").splitlines()[0]
+    parse_arguments(cls, shlex.split(first)[2:], {})
 
 
 def test_differing_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:

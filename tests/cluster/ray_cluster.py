@@ -1,6 +1,7 @@
 """`python -m tests.cluster.ray_cluster`: `ray.cluster_utils.Cluster` with a head that runs nothing, in the network that
 this process is in. It says its address, then a line for each order on standard input: `fill COUNT` adds nodes of two
-CPUs until there are as many, `kill ID` ends one with all that runs on it, and both answer with the nodes' ids."""
+CPUs until there are as many, `kill ID` ends one with all that runs on it, `raylet ID` its daemon alone, and all answer
+with the nodes' ids."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ def main() -> None:
     try:
         for line in sys.stdin:
             order, value = line.split()
-            if order == "kill":
+            if order in ("kill", "raylet"):
                 node = nodes.pop(value)
                 daemon = psutil.Process(node.all_processes["raylet"][0].process.pid)
-                for one in [daemon, *daemon.children(recursive=True)]:
+                for one in [daemon, *(daemon.children(recursive=True) if order == "kill" else ())]:
                     one.kill()
                 cluster.remove_node(node, allow_graceful=False)
             else:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import ROLES
-from tests.cluster.running import PLAIN, Launch
+from tests.cluster.running import PLAIN, Launch, processes_in
 from tests.cluster.test_ray import on_ray, ray_cluster
 from tests.cluster.test_slurm import on_slurm
 from tests.conftest import until
@@ -47,6 +47,19 @@ def test_a_whole_run_with_vllm(request, tiny_model, engine):
     steps = steps_of(one.folder / "out")
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert max(row["rollout/logp_diff"] for row in steps) < 2e-3
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed", ["driver", "agent"])
+def test_what_is_killed_costs_no_whole_step(on_local, tiny_model, killed):
+    """Training and its servers are told to end at about the same moment."""
+    one = on_local({"train": {}, "rollout": {}}, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000})
+    one.start("--on_node_loss", "stop")
+    until(lambda: len(one.steps) >= 2, 120)
+    (one.process if killed == "driver" else agents_at_work(one)[0]).send_signal(signal.SIGKILL)
+    assert one.wait() == (-signal.SIGKILL if killed == "driver" else 5)
+    until(lambda: not processes_in(one.folder), 60)
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
 
 
 @pytest.fixture

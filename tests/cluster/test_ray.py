@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.conftest import ROLES, STEPS
-from tests.cluster.running import STUB
+from tests.cluster.running import STUB, processes_in
 from tests.conftest import REPO, until
 from tests.hosts import OWN_SHARED_MEMORY, Host, shared_memory_of
 
@@ -40,9 +41,9 @@ class RayCluster:
         """As many nodes as that are there then; their ids."""
         return self._ask(f"fill {count}")
 
-    def kill(self, node: str) -> None:
-        """Its daemon and all that runs on it, at once; nobody is told."""
-        self._ask(f"kill {node}")
+    def kill(self, node: str, what: str = "kill") -> None:
+        """Its daemon and all that runs on it, at once, or the `raylet` alone; nobody is told."""
+        self._ask(f"{what} {node}")
         self.killed = True
 
     def stop(self) -> None:
@@ -130,6 +131,20 @@ def test_a_lost_node_that_trained_costs_the_steps_since_the_last_checkpoint(
     assert one.learned == undisturbed
 
 
+def test_a_killed_raylet_costs_no_whole_step(ray_cluster, on_ray, tiny_model):
+    """The agents of its bundles, training's and the server's, end at the same moment."""
+    roles = {"train": {"cpus": 1}, "rollout": {"cpus": 1}}
+    one = on_ray(roles, tiny_model, rlhf={"max_steps": 5000, "save_steps": 10_000}, ray={"strategy": "STRICT_PACK"})
+    one.start("--on_node_loss", "stop")
+    until(lambda: len(one.steps) >= 2, 120)
+    ray_cluster.kill(node_of(ray_cluster, one, "train-0"), "raylet")
+    ray_cluster.fill()
+    one.wait()
+    until(lambda: not processes_in(one.folder), 60)
+    assert "state-dump" not in one.said
+    assert [path.name for path in (one.folder / "out").glob("checkpoint-*")] == [f"checkpoint-{one.steps[-1]}"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(on_ray, number):
     one = on_ray(python=STUB).start()
@@ -143,6 +158,14 @@ def test_a_killed_driver_leaves_nothing(on_ray):
     one.says("trains")
     one.send(signal.SIGKILL)
     one.wait(10)
+
+
+def test_processes_have_the_priority_that_they_have_elsewhere(on_ray):
+    """Ray's own workers run at 15."""
+    one = on_ray(python=STUB).start()
+    one.says("trains")
+    until(lambda: list(one.folder.glob("rlhf-*.json")))
+    assert {process.nice() for process in processes_in(one.folder)} == {psutil.Process().nice()}
 
 
 def test_what_does_not_fit_is_said(on_ray):

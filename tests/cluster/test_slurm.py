@@ -64,6 +64,15 @@ def test_the_warning_saves_and_the_queued_job_goes_on(slurm, on_slurm, tiny_mode
     assert one.learned == undisturbed
 
 
+def test_a_job_that_gains_no_step_is_not_queued_again(slurm, on_slurm):
+    one = on_slurm(python=STUB).start("--max_restarts", "0")
+    one.says("trains")
+    slurm.run("scancel", "--batch", "--signal=TERM", the_job(slurm))
+    assert one.wait(120) == 5, one.said
+    assert "starts without a step gained: 1 (--max_restarts 0)" in one.said
+    assert not slurm.jobs()
+
+
 def test_a_node_that_is_lost(slurm, on_slurm, tiny_model, undisturbed):
     """Its server comes back on one of the others, and the job goes on without the node."""
     one = on_slurm(model=tiny_model, rlhf={"max_steps": STEPS}).start("--silence_timeout", "10")

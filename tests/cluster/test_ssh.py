@@ -10,11 +10,14 @@ import pytest
 
 from tests.cluster.sshd import SshHosts
 from tests.conftest import until
+from tests.e2e.live_run import steps_of
 from tests.launch.conftest import STUB, Launch, interpreter, write_run
 
 __all__ = ["interpreter", "write_run"]
 pytestmark = pytest.mark.cluster
 SCRIPT = f'[ "$2" = swift_r1 ] && exec {sys.executable} {STUB} "$@"; exec {sys.executable} "$@"'
+TINY = f'[ "$3" = rollout ] && shift 3 && exec {sys.executable} -m tests.launch.tiny_rollout "$@"'
+REAL = f'{TINY}; exec {sys.executable} "$@"'
 ROLES = {"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}, "rollout": {"hosts": ["gen2", "gen3"]}}
 
 
@@ -136,12 +139,24 @@ def test_nothing_is_left_on_any_host(launch, ssh):
         until(lambda number=number: not ssh.processes(number), 40)
 
 
+def test_a_killed_driver_costs_no_whole_step(launch, ssh, tiny_model, tmp_path: Path):
+    """The servers' host cannot know whether training still needs them."""
+    rlhf = {"max_steps": 5000, "save_steps": 10_000, "output_dir": "run", "add_version": False}
+    roles = {"train": {"hosts": ["gen1"]}, "rollout": {"hosts": ["gen2"]}}
+    one = launch(roles, script=REAL, model=tiny_model, rlhf=rlhf)
+    log = tmp_path / "run" / "logging.jsonl"
+    until(lambda: log.exists() and len(steps_of(log.parent)) >= 2, 120)
+    one.process.kill()
+    for number in (1, 2):
+        until(lambda number=number: not ssh.processes(number), 60)
+    assert (log.parent / f"checkpoint-{steps_of(log.parent)[-1]['step']}").exists()
+
+
 def test_a_run(launch, tiny_model, tmp_path: Path):
     """Two hosts train, two generate."""
-    tiny = f'[ "$3" = rollout ] && shift 3 && exec {sys.executable} -m tests.launch.tiny_rollout "$@"'
     rlhf = {"max_steps": 3, "per_device_train_batch_size": 4, "ddp_timeout": 60}
     roles = {"train": {"nodes": 2, "hosts": ["gen1", "gen2"]}, "rollout": {"replicas": 2, "hosts": ["gen1", "gen3"]}}
-    one = launch(roles, script=f'{tiny}; exec {sys.executable} "$@"', model=tiny_model, rlhf=rlhf)
+    one = launch(roles, script=REAL, model=tiny_model, rlhf=rlhf)
     assert one.wait(280) == 0
     assert "step 3/3" in one.said
     [folder] = (tmp_path / "out").iterdir()

@@ -238,9 +238,7 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 SLOW = """
-import os, signal, time
-# As in a terminal, also where the tests run in the background and inherit that it is ignored.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+import os, time
 from swift_r1.data import DatasetMeta, load_dataset, register_dataset
 def slow(row):
     os.write(1, f"{os.getpid()}\\n".encode())

@@ -46,13 +46,14 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file(tmp_path: Path) -> None:
     data = load_rows(arguments(dataset=[jsonl(tmp_path / "sums.jsonl", questions(3))]))
     assert data.train[1] == {
+        "question": "question 1?",
         "solution": 1,
         "messages": [{"role": "user", "content": "question 1?"}],
         "dataset": "sums",
         "prompt_id": "sums:1",
     }
     assert data.eval == []
-    assert columns_of(data.train, data.eval) == {"solution", "messages", "dataset", "prompt_id"}
+    assert columns_of(data.train, data.eval) == {"question", "solution", "messages", "dataset", "prompt_id"}
 
 
 def test_sampling_is_deterministic_and_repeats_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +184,10 @@ def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) 
 
 def test_the_reference_answer_is_not_in_the_prompt(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "secret"}])
-    assert load_rows(arguments(dataset=[file])).train[0]["messages"] == [{"role": "user", "content": "q"}]
+    for columns in ({}, {"answer": "answer"}):
+        row = load_rows(arguments(dataset=[file], columns=columns)).train[0]
+        assert row["messages"] == [{"role": "user", "content": "q"}]
+        assert row["answer"] == "secret", "for the rewards"
 
 
 @pytest.mark.parametrize("name", ["dataset", "prompt_id", "completions", "trainer_state", "is_truncated"])
@@ -197,7 +201,8 @@ def test_a_column_with_a_name_of_ours_is_an_error(tmp_path: Path, name: str) -> 
 def test_columns_flag(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"Stem": "q", "answer": "1", "extra": 2}])
     renamed = arguments(dataset=[file], columns={"stem": "query", "answer": "solution"})
-    assert load_rows(renamed).train[0]["solution"] == "1"
+    row = load_rows(renamed).train[0]
+    assert (row["solution"], row["answer"], row["Stem"]) == ("1", "1", "q")
     with pytest.raises(UsageError, match="no dataset has a column stm; there are Stem, answer, extra"):
         first_rows(arguments(dataset=[file], columns={"stm": "query"}))
     with pytest.raises(UsageError, match="has a column of the new name already"):
@@ -257,7 +262,8 @@ def test_columns_are_those_that_every_row_has(tmp_path: Path) -> None:
         jsonl(tmp_path / "a.jsonl", [{"question": "q", "level": 1, "solution": 1}]),
         jsonl(tmp_path / "b.jsonl", [{"question": "q", "solution": 1}]),
     ]
-    assert columns_of(load_rows(arguments(dataset=files)).train) == {"solution", "messages", "dataset", "prompt_id"}
+    columns = columns_of(load_rows(arguments(dataset=files)).train)
+    assert columns == {"question", "solution", "messages", "dataset", "prompt_id"}
 
 
 @pytest.mark.data

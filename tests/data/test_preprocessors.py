@@ -42,6 +42,8 @@ def test_the_articles_target_is_found() -> None:
 @pytest.mark.parametrize("response", ["response", "answer", "output", "target", "targets", "text", "completion"])
 def test_synonyms(query: str, response: str) -> None:
     assert ResponsePreprocessor()({query: "q", response: "a", "kept": 1}) == {
+        query: "q",
+        response: "a",
         "kept": 1,
         "messages": [USER, ASSISTANT],
     }
@@ -49,32 +51,41 @@ def test_synonyms(query: str, response: str) -> None:
 
 def test_two_columns_for_one_name_stay_as_they_are() -> None:
     row = {"question": "q", "answer": "a", "target": "t"}
-    assert ResponsePreprocessor()(row) == {"answer": "a", "target": "t", "messages": [USER]}
+    assert ResponsePreprocessor()(row) == row | {"messages": [USER]}
 
 
-def test_solution_is_kept_for_the_rewards() -> None:
-    assert ResponsePreprocessor()({"problem": "q", "solution": "a"}) == {
-        "solution": "a",
-        "messages": [USER, ASSISTANT],
-    }
+@pytest.mark.parametrize("name", ["solution", "answer", "Answer", "response", "text"])
+def test_an_answer_is_kept_for_the_rewards_under_its_own_name(name: str) -> None:
+    row = {"problem": "q", name: "a"}
+    for preprocessor in (ResponsePreprocessor(), AutoPreprocessor()):
+        assert preprocessor(row) == row | {"messages": [USER, ASSISTANT]}
+
+
+def test_what_a_preprocessor_makes_of_a_column_stays() -> None:
+    class Final(ResponsePreprocessor):
+        def preprocess(self, row: dict[str, Any]) -> Any:
+            return [super().preprocess({**row, "answer": row["response"].rpartition("#### ")[2]})]
+
+    (made,) = Final()({"question": "q", "answer": "1 + 1 = 2 #### 2"})
+    assert made["answer"] == "2" and made["question"] == "q"
 
 
 def test_columns_given_go_first() -> None:
     preprocessor = ResponsePreprocessor(columns={"Stem": "query", "key": "response"})
-    assert preprocessor({"stem": "q", "key": "a"}) == {"messages": [USER, ASSISTANT]}
+    assert preprocessor({"stem": "q", "key": "a"}) == {"query": "q", "response": "a", "messages": [USER, ASSISTANT]}
 
 
 def test_system_history_and_lists() -> None:
     row = {"system_prompt": "s", "history": "[['q', 'a']]", "query": "q", "response": ["a", "b"]}
-    assert ResponsePreprocessor()(row) == {"messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]}
+    assert ResponsePreprocessor()(row) == row | {"messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]}
 
 
 @pytest.mark.parametrize("column", ["prompt", "input", "Question"])
 def test_messages_as_the_question(column: str) -> None:
     row = {column: [SYSTEM, USER], "solution": "a", "kept": 1}
-    assert AutoPreprocessor()(row) == {"kept": 1, "solution": "a", "messages": [SYSTEM, USER, ASSISTANT]}
+    assert AutoPreprocessor()(row) == row | {"messages": [SYSTEM, USER, ASSISTANT]}
     parts = [{"type": "text", "text": "q"}]
-    assert ResponsePreprocessor()({column: parts}) == {"messages": [{"role": "user", "content": parts}]}
+    assert ResponsePreprocessor()({column: parts})["messages"] == [{"role": "user", "content": parts}]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,7 @@ def test_messages_as_the_question(column: str) -> None:
     ],
 )
 def test_alpaca(row: dict[str, Any], prompt: str) -> None:
-    expected = {"messages": [{"role": "user", "content": prompt}, ASSISTANT]}
+    expected = row | {"messages": [{"role": "user", "content": prompt}, ASSISTANT]}
     assert AlpacaPreprocessor()(row) == expected
     assert AutoPreprocessor()(row) == expected
 
@@ -103,8 +114,9 @@ def test_alpaca(row: dict[str, Any], prompt: str) -> None:
 )
 def test_conversations(row: dict[str, Any]) -> None:
     for preprocessor in (MessagesPreprocessor(), AutoPreprocessor()):
-        assert preprocessor({**row, "system": "s", "kept": 1}) == {"kept": 1, "messages": [SYSTEM, USER, ASSISTANT]}
-        assert preprocessor(row) == {"messages": [USER, ASSISTANT]}
+        asked = row | {"system": "s", "kept": 1}
+        assert preprocessor(asked) == asked | {"messages": [SYSTEM, USER, ASSISTANT]}
+        assert preprocessor(row) == row | {"messages": [USER, ASSISTANT]}
 
 
 def test_conversation_with_named_keys() -> None:

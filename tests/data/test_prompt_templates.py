@@ -118,10 +118,10 @@ def test_long_prompts_are_cut_or_left_out(tokenizer: Any, caplog: pytest.LogCapt
     left_out = encoder(tokenizer, 100)
     assert [row["prompt_id"] for row in left_out.fitting(rows)] == ["d:5"]
     assert left_out.encode(rows[1]) is None and left_out.fits(rows[0]) and not left_out.fits(rows[1])
-    assert "1 of 2 training prompts left out: longer than --max_length 100" in caplog.text
+    assert "1 of 2 training prompts left out: longer than 100 tokens" in caplog.text
     cut = encoder(tokenizer, 100, "left", response_prefix="<think>")
     assert len(cut.fitting(rows)) == 2 and cut.fits(rows[1])
-    assert "1 of 2 training prompts cut to their last --max_length 100 tokens" in caplog.text
+    assert "1 of 2 training prompts cut to their last 100 tokens" in caplog.text
     prompt = cut.encode(rows[1])
     assert prompt is not None and len(prompt.token_ids) == 100
     assert prompt.text.endswith("x<|im_end|>\n<|im_start|>assistant\n<think>")

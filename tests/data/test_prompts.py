@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.arguments import RlhfArguments
+from swift_r1.data.prompts import PromptEncoder, Wording, encoder_of_run
 from swift_r1.errors import UsageError
 
 TEMPLATE = (
@@ -78,7 +80,7 @@ def test_prompts_over_max_length_are_left_out(tokenizer: Any, caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         kept = encoder.fitting(rows)
     assert kept == rows[:4]
-    assert "2 of 6 training prompts left out: longer than --max_length" in caplog.text
+    assert f"2 of 6 training prompts left out: longer than {len(exact.token_ids)} tokens (--max_length" in caplog.text
     with pytest.raises(UsageError, match="all 1 held-out prompts are longer"):
         encoder.fitting(rows[5:], "held-out")
 
@@ -93,3 +95,22 @@ def test_no_chat_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tokenizer, "chat_template", None)
     with pytest.raises(UsageError, match="no chat template"):
         PromptEncoder(tokenizer)
+
+
+def test_without_max_length_a_prompt_and_its_completion_fit_the_models_context(
+    tiny_model: Path, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encoder(**flags: Any) -> PromptEncoder:
+        flags = {"model": str(tiny_model), "max_completion_length": 24, "reward_funcs": ["format"]} | flags
+        return encoder_of_run(RlhfArguments(rlhf_type="grpo", dataset=["none"], **flags), tokenizer)
+
+    huge = row("x" * 120_000)
+    assert encoder().fitting([row(), huge]) == [row()]
+    assert "1 of 2 training prompts left out: longer than 1000 tokens" in caplog.text
+    assert not encoder().fits(huge) and encoder().encode(huge) is None
+    exact = row("x" * (1000 - len(encoder().encode(row("")).token_ids)))
+    assert encoder().fits(exact) and not encoder(max_completion_length=25).fits(exact)
+    assert encoder(max_length=130_000).fits(huge)
+    assert encoder(multi_turn_scheduler="any").fits(huge)  # cut to the context as it goes
+    with pytest.raises(UsageError, match="--max_completion_length 1024 leaves no room for a prompt: the model takes"):
+        encoder(max_completion_length=1024)

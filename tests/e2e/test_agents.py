@@ -76,11 +76,17 @@ def test_two_ranks_with_episodes_of_several_sequences(train: Callable[..., Any])
         assert all(value == pytest.approx(wanted) for value in one["advantages"])
 
 
-def test_failed_episodes_are_left_out(train: Callable[..., Any]) -> None:
+def test_a_round_of_failed_episodes_ends_the_run(train: Callable[..., Any]) -> None:
     command = f"""{sys.executable} -c 'import json, sys; json.loads(sys.stdin.readline()); sys.exit("no shop")'"""
     run = train(agent_command=command, max_steps=1, reward_funcs=[])
     assert run.code == 5
     assert "all 8 episodes of the round failed, the first one: exit: exit code 1 (no shop)" in run.errors
+
+
+def test_episodes_that_give_no_reward_end_the_run(train: Callable[..., Any]) -> None:
+    run = train({"how": "returns nothing"}, agent="misbehaves", max_steps=2, reward_funcs=[])
+    assert run.code == 5
+    assert "all 8 episodes of the round failed, the first one: result: it returned 'null'" in run.errors
 
 
 def test_failed_episodes_are_counted_and_have_no_part(train: Callable[..., Any]) -> None:

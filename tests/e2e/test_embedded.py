@@ -64,6 +64,14 @@ def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
     assert json.loads((run.folder / "args.json").read_text())["args"]["max_steps"] == 5
 
 
+def test_a_prompt_far_over_the_models_context_is_left_out(rlhf, tiny_model, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"query": text}) + "\n" for text in ("x" * 120_000, "one", "two")))
+    run = rlhf(tiny_model, dataset=file, max_steps=2, use_vllm="false")
+    assert run.code == 0 and len(run.steps) == 2
+    assert "1 of 3 training prompts left out: longer than 1012 tokens (--max_length, or the model's" in run.errors
+
+
 def test_lora_trains_adapters_and_saves_them(rlhf, tiny_model):
     from transformers import AutoModelForCausalLM
 

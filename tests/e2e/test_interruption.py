@@ -31,6 +31,7 @@ def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     summary = json.loads((run_dir / "summary.json").read_text())
     assert checkpoint.name == f"checkpoint-{summary['steps']}" and (checkpoint / "model.safetensors").exists()
     assert run.said.count("stopping after this step") == 1
+    assert f"with --resume_from_checkpoint last goes on after step {summary['steps']}" in run.said
 
 
 @pytest.mark.parametrize(

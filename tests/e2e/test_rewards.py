@@ -22,7 +22,21 @@ def always_nan(completions, **kwargs):
     return [float("nan")] * len(completions)
 
 
+def loops(completions, trainer_state, **kwargs):
+    """For ever, in the second step."""
+    while trainer_state.global_step == 1:
+        pass
+    return [0.5] * len(completions)
+
+
+def says_nothing(completions, trainer_state, **kwargs):
+    """From the second step on."""
+    return [None if trainer_state.global_step == 1 else 0.5] * len(completions)
+
+
 orms["dies_now_and_then"] = dies_now_and_then
+orms["loops"] = loops
+orms["says_nothing"] = says_nothing
 orms["always_nan"] = always_nan
 '''
 
@@ -131,3 +145,23 @@ def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -
     assert {row["kind"] for row in run.lines("invalid_rewards.jsonl")} == {"value"}
     truncated = [row for row in run.lines("completions.jsonl") if row["finish_reason"] == "length"]
     assert truncated and {row["reward"] for row in truncated} == {-1.0}
+
+
+NO_REWARD = {
+    "loops": "the first: reward loops: no answer within 0.05 s",
+    "says_nothing": "the first: each reward function returned None for all of them",
+}
+
+
+@pytest.mark.parametrize(("name", "why"), NO_REWARD.items())
+def test_a_round_without_one_valid_reward_ends_the_run(rlhf, tiny_model, hostile: Path, name: str, why: str) -> None:
+    run = rlhf(
+        tiny_model,
+        external_plugins=plugins(hostile),
+        reward_funcs=name,
+        reward_timeout=0.05,
+        max_steps=3,
+    )
+    assert run.code == 5 and len(run.steps) == 1
+    assert f"none of the round's 8 completions has a valid reward; {why}" in run.errors
+    assert len(run.lines("completions.jsonl")) == 16  # those of the round that has none are there

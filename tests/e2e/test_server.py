@@ -1,5 +1,8 @@
 """`swift rlhf` on two processes with a real vLLM server: the engine holds exactly the trainer's weights."""
 
+import json
+import shutil
+
 import pytest
 
 LOGP_NOISE = 2e-3  # float32 on both sides: other kernels, the same numbers
@@ -108,3 +111,12 @@ def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_ser
     assert "adapters alone go to the rollout server" in runs[0].errors
     refused = rlhf(tiny_model, train_type="lora", lora_rank=4, output_dir=tmp_path / "late", **settings)
     assert refused.code == 2 and "holds whole weights that another run has pushed" in refused.errors
+
+
+def test_a_server_of_another_vocabulary_is_refused_before_a_model_loads(rlhf, tiny_model, tiny_server, tmp_path):
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
+    run = rlhf(other, use_vllm="true", vllm_server_base_url=tiny_server.url)
+    assert run.code == 2 and f"start it with `swift rollout --model {other}`" in run.errors
+    assert not run.folder.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from swift_r1.runs.timeline import Timeline
 from tests.e2e.live_run import (
     SOAK_S,
     STEPS,
+    LiveRun,
     check_every_prompt_once,
     never,
     steps_of,
@@ -64,6 +66,39 @@ def test_a_killed_server_loses_no_prompt(tiny_model: Path, tiny_server: Any, tmp
     for lane, name in (("rank-0", "generate"), ("rank-1", "wait"), ("rank-1", "train")):
         assert {span.step for span in timeline.spans(lane) if span.name == name} == {1, 2, 3, 4}
     assert not any(span.name == "generate" for span in timeline.spans("rank-1"))
+
+
+@pytest.mark.parametrize(("processes", "async_generate"), [(2, "false"), (1, "true")])
+def test_told_to_stop_without_its_server_a_run_saves_the_last_whole_step(
+    tiny_model: Path, tiny_server: Any, tmp_path: Path, processes: int, async_generate: str
+) -> None:
+    """Whoever ends them both cannot know which one needs the other."""
+    flags = {
+        "per_device_train_batch_size": 16 // processes,
+        "max_steps": 5,
+        "use_vllm": "true",
+        "vllm_server_base_url": tiny_server.url,
+        "vllm_server_timeout": 30,
+        "async_generate": async_generate,
+    }
+    words = words_of(tiny_model, tmp_path / "run", **flags)
+    run = LiveRun(words, processes, cold=processes > 1)
+
+    def end_both(step: int) -> None:
+        if step == 2:
+            tiny_server.kill()
+            run.process.send_signal(signal.SIGTERM)
+
+    try:
+        assert run.follow(end_both, 150) == 143, run.said
+    finally:
+        run.close()
+    assert "no rollout server is there" in run.said
+    last = steps_of(tmp_path / "run")[-1]["step"]  # a step may have had its completions already
+    assert last in (2, 3) and (tmp_path / "run" / f"checkpoint-{last}").exists()
+    tiny_server.start()
+    train_to_the_end([*words, "--resume_from_checkpoint", "last"], processes=processes)
+    check_every_prompt_once(tmp_path / "run", 5)
 
 
 @pytest.mark.long

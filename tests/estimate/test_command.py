@@ -70,6 +70,22 @@ def test_a_run_file(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["round"]["longest"] == 1024 and found["given"] is not None and len(found["best"]) == 5
 
 
+def test_a_cache_of_a_given_size(model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each GPU, as vLLM takes it, in the place of what is left of its share."""
+    roles = "  train: {gpus: 8}\n  rollout: {gpus: 2}\n  teacher: {gpus: 1}\n"
+    own, of_teacher = (f"vllm_engine_kwargs: {{kv_cache_memory_bytes: {size}}}" for size in (2**30, 2**31))
+    more = f"  teacher_kl_coef: 0.1\nrollout: {{{own}}}\nteacher: {{model: {model_folder}, {of_teacher}}}\n"
+    path, file = run_file(tmp_path, model_folder, roles, more), tmp_path / "found.json"
+    assert main(["estimate", str(path), "--chip", "h100", "--json", str(file)]) == 0
+    given = json.loads(file.read_text())["given"]
+    held = {one["role"]: one["bytes"].get("keys and values") for one in given["memory"]}
+    assert (held["rollout"], held["teacher"]) == (2**30, 2**31)
+    capsys.readouterr()
+    run_file(tmp_path, model_folder, roles, more.replace(str(2**30), str(80 * 2**30)))
+    main(["estimate", str(path), "--chip", "h100", "--json", str(file)])
+    assert any(fault.startswith("rollout: 8") for fault in json.loads(file.read_text())["given"]["faults"])
+
+
 def test_a_run_file_without_gpus_is_a_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = folder_of(SMALL | {"dtype": "float32"}, tmp_path / "small")
     path = run_file(tmp_path, model, "  train: {processes: 2}\n  rollout: {replicas: 1, cpus: 2}\n")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from swift_r1.evaluation.results import RULES, vote_classes
+from swift_r1.evaluation.report import results_table
+from swift_r1.evaluation.results import RULES, Graded, summarize, vote_classes
 from swift_r1.evaluation.statistics import (
     ks,
     majority_at_k,
     mean_estimate,
     mean_of,
-    paired_bootstrap,
+    paired_difference,
     pass_at_k,
     wilson,
 )
@@ -68,7 +69,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError):
         mean_estimate([])
     with pytest.raises(ValueError):
-        paired_bootstrap([[(1.0, 0.0)], []], seed=1)
+        paired_difference([[(1.0, 0.0)], []], seed=1)
 
 
 def test_reported_ks() -> None:
@@ -120,22 +121,46 @@ def test_the_bootstrap_is_paired_seeded_and_says_nothing_of_equal_runs() -> None
     first = [float(x < 0.4) for x in hard]
     better = [float(x < 0.45) for x in hard]  # right wherever the first is, and a bit more
     pairs = [list(zip(first, better, strict=True))]
-    found = paired_bootstrap(pairs, seed=7)
+    found = paired_difference(pairs, seed=7)
     gain = np.mean(better) - np.mean(first)
     assert found.value == pytest.approx(gain) and found.questions == 400
     assert found.low > 0 and found.p_value < 0.01
     # The paired error: that of the differences alone, far below that of two independent runs.
     gains = np.array(better) - np.array(first)
     assert found.high - found.low == pytest.approx(2 * 1.96 * gains.std() / 20, rel=0.1)
-    assert paired_bootstrap(pairs, seed=7) == found
-    assert paired_bootstrap([[(b, a) for a, b in pairs[0]]], seed=7).value == pytest.approx(-gain)
-    same = paired_bootstrap([[(x, x) for x in first]], seed=7)
+    assert paired_difference(pairs, seed=7) == found
+    assert paired_difference([[(b, a) for a, b in pairs[0]]], seed=7).value == pytest.approx(-gain)
+    same = paired_difference([[(x, x) for x in first]], seed=7)
     assert (same.value, same.low, same.high, same.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("better", "equal", "p_value"), [(5, 25, 0.0625), (2, 0, 0.5), (1, 99, 1.0), (8, 22, 2**-7)])
+def test_a_few_questions_that_differ_prove_little(better: int, equal: int, p_value: float) -> None:
+    found = paired_difference([[(0.0, 1.0)] * better + [(1.0, 1.0)] * equal], seed=1)
+    assert found.p_value == p_value and (found.low > 0) is (p_value < 0.05)
+
+
+def test_the_p_value_counts_all_swaps_of_pairs() -> None:
+    rng = random.Random(2)
+    pairs = [[(rng.randrange(5) / 4, rng.randrange(5) / 4) for _ in range(count)] for count in (7, 4)]
+    gains = [(second - first) / (2 * len(one)) for one in pairs for first, second in one]
+    sums = [sum(map(math.prod, zip(signs, gains, strict=True))) for signs in product((-1, 1), repeat=len(gains))]
+    as_far = sum(abs(one) >= abs(sum(gains)) - 1e-9 for one in sums) / len(sums)
+    assert 0.01 < as_far < 1 and paired_difference(pairs, seed=1).p_value == pytest.approx(as_far)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(14, 6), (40, 20), (60, 0)])
+def test_the_sampled_p_value_is_the_sign_tests(better: int, worse: int) -> None:
+    count = better + worse
+    exact = sum(math.comb(count, one) for one in range(count + 1) if abs(2 * one - count) >= better - worse) / 2**count
+    pairs = [(0.0, 1.0)] * better + [(1.0, 0.0)] * worse + [(0.5, 0.5)] * 50
+    found = paired_difference([pairs], seed=3).p_value
+    assert found == pytest.approx(exact, abs=0.01) and found >= 1 / 10_001
 
 
 def test_benchmarks_count_alike_in_the_bootstrap() -> None:
     small, large = [(0.0, 1.0)] * 10, [(0.5, 0.5)] * 1000
-    assert paired_bootstrap([small, large], seed=1).value == pytest.approx(0.5)
+    assert paired_difference([small, large], seed=1).value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -157,3 +182,13 @@ def test_answers_that_the_grader_takes_as_one_vote_together(
 def test_a_class_is_as_right_as_its_most_frequent_spelling() -> None:
     answers, right = [r"\frac{2}{4}", r"\frac{1}{2}", r"\frac{1}{2}", "3"], [False, True, True, False]
     assert vote_classes(answers, right, RULES["math"].same) == ([(3, True), (1, False)], 0)
+
+
+def test_rewards_given_in_parts_have_their_mean_in_the_table() -> None:
+    def columns(*rewards: float | None) -> list[str]:
+        graded = [Graded(f"q{n // 2}", reward, None, 5, False) for n, reward in enumerate(rewards)]
+        table = results_table({"own": summarize(graded, None)}, "model")
+        return [f"{column.header}: {next(iter(column.cells))}" for column in table.columns]
+
+    assert "reward: 0.425" in columns(0.2, 0.5, 0.0, 1.0)
+    assert not any("reward" in column for column in columns(0.0, 1.0, 1.0, 1.0))

@@ -2,9 +2,10 @@
 trainer that does what a file tells it. `python stub.py -m swift_r1 COMMAND FLAGS...`, in a folder of the test's own.
 
 Each start leaves `<command>-<pid>.json` with its words and variables, and a child that ignores signals, as engines do.
-A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal. The
-file `refuse` has a server end with 2 and these words; `taken-<command>` has the next one end with 4; with `late`
-servers are not ready; with `talk` a trainer says more than a pipe takes.
+A trainer ends with the code in `end-<node>` when that file is there, and "saves" with 130 or 143 after a signal: into
+`saved-<node>`, how many of its servers answer then. With the file `ranks` it has a rank, which saves when the trainer
+was killed, once the file `disk` is there. The file `refuse` has a server end with 2 and these words; `taken-<command>`
+has the next one end with 4; with `late` servers are not ready; with `talk` a trainer says more than a pipe takes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import signal
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from swift_r1.runtime.processes import end_with_parent
 
 VARIABLES = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "CUDA_VISIBLE_DEVICES", "SWIFT_API_KEY", "SOME")
 
@@ -33,8 +38,12 @@ def main(command: str, flags: list[str]) -> None:
         Path(f"taken-{command}").unlink()
         sys.exit(4)
     if command == "rlhf":
+        servers = Path(value("--vllm_server_file")) if "--vllm_server_file" in flags else None
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, saves)
+            signal.signal(number, lambda number, _frame: saves(number, servers))
+        if Path("ranks").exists():
+            environ = os.environ | {"RANK": "0", "PARENT": str(os.getpid())}
+            subprocess.Popen([sys.executable, __file__, "rank"], env=environ, start_new_session=True)
     ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)
     about = {name: os.environ.get(name) for name in VARIABLES}
@@ -56,10 +65,34 @@ def main(command: str, flags: list[str]) -> None:
     sys.exit(int(end.read_text()))
 
 
-def saves(number: int, _frame: object) -> None:
-    Path(f"saved-{os.environ.get('NODE_RANK', '0')}").touch()
+def saves(number: int, servers: Path | None) -> None:
+    urls = servers.read_text().split() if servers is not None else []
+    Path(f"saved-{os.environ.get('NODE_RANK', '0')}").write_text(str(sum(map(answers, urls))))
     print("saves", flush=True)
     sys.exit(128 + number)
+
+
+def answers(url: str) -> bool:
+    place = urlsplit(url)
+    connection = HTTPConnection(place.hostname, place.port, timeout=10)
+    with contextlib.closing(connection), contextlib.suppress(OSError):
+        connection.request("GET", "/ready", headers={"Authorization": f"Bearer {os.environ['SWIFT_API_KEY']}"})
+        return connection.getresponse().status == 200
+    return False
+
+
+def rank() -> None:
+    """Saves as the kernel tells it that its launcher was killed."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
+    end_with_parent(signal.SIGTERM)
+    while not told and os.getppid() == int(os.environ["PARENT"]):
+        time.sleep(0.05)
+    node = os.environ.get("NODE_RANK", "0")
+    Path(f"rank-saves-{node}").touch()
+    while not Path("disk").exists():
+        time.sleep(0.05)
+    Path(f"rank-saved-{node}").touch()
 
 
 class Ready(BaseHTTPRequestHandler):
@@ -72,5 +105,7 @@ class Ready(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "rank":
+        sys.exit(rank())
     assert sys.argv[1:3] == ["-m", "swift_r1"], sys.argv
     main(sys.argv[3], sys.argv[4:])

@@ -7,13 +7,16 @@ import fcntl
 import os
 import pty
 import signal
+import tempfile
 import termios
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from swift_r1.errors import EXIT_RANK_KILLED
 from tests.conftest import until, wait_until_gone
 
 ONE = {"train": {}, "rollout": {"replicas": 2}}
@@ -240,8 +243,19 @@ def test_a_second_signal_ends_at_once(launch):
         os.kill(trainer["pid"], signal.SIGSTOP)
     one.process.send_signal(signal.SIGINT)
     until(lambda: "once more ends everything at once" in one.said)
+    left = Path(tempfile.mkdtemp(prefix="swift-r1-weights-", dir="/dev/shm"))  # as of a server
     one.process.send_signal(signal.SIGINT)
     assert one.wait(20) == 130
+    assert not left.exists()
+
+
+def test_a_killed_rank_is_named_as_such(launch):
+    """The trainer's own launcher has a code for it that nobody else is told."""
+    one = launch({"train": {"processes": 2}}, "--max_restarts", "0")
+    one.started("rlhf")
+    one.end(EXIT_RANK_KILLED)
+    assert one.wait() == 5
+    assert "train-0 on local has ended, since a signal killed one of its ranks" in one.said
 
 
 @pytest.mark.parametrize("who", ["driver", "agent", "the agent's first process", "the agent's process group"])
@@ -267,6 +281,33 @@ def test_nothing_is_left_behind(launch, who):
     wait_until_gone(own, 40)
     assert one.wait() == 5
     assert "local-0 is gone" in one.said
+
+
+@pytest.mark.parametrize("who", ["driver", "the agent's first process"])
+def test_training_saves_with_its_servers_and_then_they_end(launch, who):
+    """Its step may need them."""
+    one = launch(ONE, "--on_node_loss", "stop")
+    _, [trainer] = one.started("rollout", 2), one.started("rlhf")
+    until(lambda: one.said.count("serves") == 2)
+    below = one.below()
+    (one.process if who == "driver" else one.agent(trainer)).kill()
+    wait_until_gone(below, 40)
+    assert (one.folder / "saved-0").read_text() == "2"
+    assert one.process.wait(40) == (-signal.SIGKILL if who == "driver" else 5)
+
+
+def test_ranks_whose_launcher_is_killed_save_before_training_begins_again(launch, tmp_path):
+    (tmp_path / "ranks").touch()
+    one = launch({"train": {}})
+    [trainer] = one.started("rlhf")
+    [rank] = [each for each in one.below() if each.cmdline()[-1] == "rank"]
+    os.kill(trainer["pid"], signal.SIGKILL)
+    until((tmp_path / "rank-saves-0").exists)
+    until(lambda: not psutil.pid_exists(trainer["pid"]))  # its agent has seen it
+    (tmp_path / "disk").touch()
+    wait_until_gone([rank])
+    assert (tmp_path / "rank-saved-0").exists()
+    one.started("rlhf", after=[trainer])
 
 
 @pytest.mark.parametrize(("policy", "nodes", "ranks"), [("restart", 3, "2"), ("wait", 2, "2")])

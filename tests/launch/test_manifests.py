@@ -67,6 +67,19 @@ def test_faults_of_the_sections(dry_run):
         assert code == 2 and f"run.yaml: roles: train: hosts: {line}" in said
 
 
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("00:05:00", 300), ("5", 300), ("5:30", 330), ("0-0:6", 360), ("00:06:01", None), ("1-0", None), ("0", None)],
+)
+def test_a_time_that_is_over_before_training_begins(dry_run, time, seconds):
+    code, script, errors = dry_run("slurm", GPU_ROLES, slurm={"time": time})
+    if seconds is None:
+        assert code == 0 and f"--time={time}" in script
+    else:
+        assert code == 2 and script == ""
+        assert f"slurm: time {time} is {seconds} s" in errors and "300 s before its end (warning)" in errors
+
+
 def test_a_jobset(dry_run, monkeypatch):
     monkeypatch.setenv("SWIFT_API_KEY", "hidden")
     code, text, _ = dry_run("kubernetes", GPU_ROLES, kubernetes={"image": "swift:1", "claim": "data"})

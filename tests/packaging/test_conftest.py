@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +22,13 @@ NAMED = "import pytest\n@pytest.mark.skipif(True, reason='set SWIFT_R1_DATA')\nd
 WHOLE_FILE = "import pytest\npytest.skip('set SWIFT_R1_DATA', allow_module_level=True)\n"
 OTHER = "import pytest\ndef test_it():\n    pytest.skip('no GPU')\n"
 LEAVES = "import subprocess\ndef test_it():\n    subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+HEARS = "import signal\ndef test_it():\n    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler\n"
 TWO = ("-p", "xdist", "-n", "2")  # processes
 
 
-def run(tmp_path: Path, test: str, required: bool, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, test: str, required: bool, words: tuple[str, ...] = (), **how: Any
+) -> subprocess.CompletedProcess[str]:
     conftest = (ROOT / "conftest.py").read_text().replace("GRACE_S = 15.0", "GRACE_S = 0.5")
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = data: needs data\n")
@@ -32,7 +37,7 @@ def run(tmp_path: Path, test: str, required: bool, words: tuple[str, ...] = ()) 
     env |= {"SWIFT_R1_REQUIRE_DATA": "1" if required else "", "PYTHONPATH": str(ROOT)}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, str(tmp_path)]
-    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, **how)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +68,11 @@ def test_a_process_that_tests_leave_behind_is_ended_and_fails_the_run(tmp_path: 
     with contextlib.suppress(psutil.NoSuchProcess):
         wait_until_gone([psutil.Process(number)])
     assert " passed in " in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two processes"])
+def test_ctrl_c_is_heard_by_tests_that_a_script_starts_in_the_background(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = run(tmp_path, HEARS, False, words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert done.returncode == pytest.ExitCode.OK, done.stdout

@@ -63,7 +63,8 @@ def run(kit: dict[str, ModuleType], folder: Path, budget_s: float, **times: floa
     report = kit["report"].Report.open(folder / "out", "NVIDIA H200", "abc")
     kit["runner"].run_parts(parts, machine, budget_s, report)
     assert report.exit_code == 1
-    return json.loads(report.data.read_text())["parts"] | {"page": report.page.read_text(), "log": report.log.read_text()}
+    found: dict[str, Any] = json.loads(report.data.read_text())["parts"]
+    return found | {"page": report.page.read_text(), "log": report.log.read_text()}
 
 
 def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, ModuleType], tmp_path: Path) -> None:

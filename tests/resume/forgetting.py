@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 
 def forget(part: str) -> None:
     """`part` names a part of the saved state that the run is not to get back, or is `finite:<numbers>` of losses to
-    spoil, or `nothing`, to save a tiny model as a large one, in many buckets."""
+    spoil, or `nothing`, to save a tiny model as a large one, in many buckets, or `evaluation:<step>` of an
+    evaluation in which SIGTERM comes."""
     from swift_r1.training.checkpoint import resume, saving
     from swift_r1.training.checkpoint.state import RunState
     from swift_r1.training.optimizer import LearningRate
@@ -34,6 +37,8 @@ def forget(part: str) -> None:
         optimizer_state._BUCKET_NUMBERS = 5_000
     elif part.startswith("finite:"):
         _poison({int(number) for number in part.removeprefix("finite:").split(",")})
+    elif part.startswith("evaluation:"):
+        _signal_in_evaluation(int(part.removeprefix("evaluation:")))
     elif part == "learning_rate":
         LearningRate.go_to = lambda self, step: None  # type: ignore[method-assign]
     elif part == "rng":
@@ -109,3 +114,19 @@ def _poison(numbers: set[int]) -> None:
             )
 
         backend.backward = backward  # type: ignore[method-assign]
+
+
+def _signal_in_evaluation(wanted: int) -> None:
+    from swift_r1.training.evaluate import Evaluator
+
+    original = Evaluator.run
+
+    def run(self: Evaluator, step: int, unwanted: Callable[[], bool]) -> Any:
+        if step == wanted:
+            os.kill(os.getpid(), signal.SIGTERM)
+            deadline = time.monotonic() + 60
+            while not unwanted() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return original(self, step, unwanted)
+
+    Evaluator.run = run  # type: ignore[method-assign]

@@ -47,6 +47,19 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_p
     assert [(kind, step) for kind, step, _ in happened(folder)[4:]] == [("resumed", 5), ("saved", 8), ("ended", 8)]
 
 
+def test_a_signal_ends_an_evaluation_which_the_resumed_run_does(runs, tmp_path, same):
+    """In the middle of a round."""
+    flags = SETTINGS | {"eval_steps": 3, "eval_limit": 8}
+    assert runs.run(tmp_path / "whole" / "run", **flags).code == 0
+    folder = tmp_path / "run"
+    assert runs.run(folder, forget="evaluation:3", resume_from_checkpoint="last", **flags).code == 143
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-3"]
+    assert "evaluated" not in [kind for kind, *_ in happened(folder)]
+    assert runs.run(folder, resume_from_checkpoint="last", **flags).code == 0
+    same(tmp_path / "whole" / "run", folder)
+    assert [step for kind, step, _ in happened(folder) if kind == "evaluated"] == [3, 6, 8]
+
+
 def test_a_second_signal_stops_at_once(runs, tmp_path):
     order(tmp_path, 4, signal.SIGTERM, times=2)
     ended = runs.run(tmp_path / "run", **SETTINGS)

@@ -222,6 +222,29 @@ def test_bad_arguments_are_errors() -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\{1, 2\}", "(1, 2)", False),
+        ("(1, 2)", r"\{1, 2\}", False),
+        ("[1, 2]", "(1, 2)", False),
+        (r"2, 1", r"\{1, 2\}", True),
+        (r"5\text{ g}", r"5\text{ kg}", False),
+        ("5 g", "5 kg", False),
+        ("5", r"5\text{ kg}", True),
+        (r"6\text{ million}", "6", False),
+        ("a", "A", False),
+        (r"\text{East}", "east", True),
+        ("2xy", "2yx", True),
+        (r"2 \times k", "2k", True),
+        (r"45^\circ", "45 degrees", True),
+        ("(x, y) = (1, 2)", "(1, 2)", True),
+    ],
+)
+def test_what_the_library_drops_counts(answer: str, gold: str, right: bool) -> None:
+    assert grade_math(boxed(answer), gold, "math_verify").score == float(right)
+
+
 def _items() -> list:
     return [
         json.loads(line)["answer"]
@@ -284,6 +307,21 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> 
         ("<answer></answer> 7", "7", False),
         ("9" * 5000, "9", False),
         ("1/0", "1", False),
+        ("<answer>7 or 8</answer>", 7, False),
+        ("<answer>7 or 8</answer>", 8, False),
+        (r"\boxed{7\text{ or eight}}", 7, False),
+        (r"\boxed{x = 7, x = 8}", 8, False),
+        ("so 7 or $8.", 8, False),
+        ("#### 7 8", 7, False),
+        (r"\boxed{7-8}", 7, False),
+        (r"\boxed{10^3}", 10, False),
+        ("10^3", 10, False),
+        (r"\boxed{2\sqrt{3}}", 2, False),
+        (r"\boxed{2\pi}", 2, False),
+        (r"\boxed{1,000 + 2 = 1,002\text{ cm}^2}", 1002, True),
+        (r"\boxed{18^\circ}", 18, True),
+        ("#### 18", "9 * 2 = <<9*2=18>>18\n#### 18", True),
+        ("#### 9", "9 * 2 = <<9*2=18>>18\n#### 18", False),
     ],
 )
 def test_gsm8k_numbers(text: str, gold: object, right: bool) -> None:
@@ -309,7 +347,7 @@ def test_gsm8k_solutions_are_right() -> None:
     for line in (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         assert grade_gsm8k(row["solution"], row["answer"]) == Grade(1.0, True)
-        assert grade_gsm8k(f"The answer is {row['answer']}.", row["answer"]).score == 1.0
+        assert grade_gsm8k(f"The answer is {row['answer']}.", row["solution"]).score == 1.0
 
 
 BOMBS = [
@@ -453,6 +491,73 @@ def test_the_library_says_nothing_about_its_time(
     started = time.monotonic()
     assert grade_math(boxed(r"\binom{1000000}{500000}"), "5", "math_verify") == Grade(0.0, True)
     assert time.monotonic() - started > 0.9 and not caplog.records
+
+
+ANSWERS = (r"\boxed{%s}", "So the answer is $%s$.", "<answer>%s</answer>", "<answer>$%s$</answer>")
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        *(
+            "x^6",
+            r"\sqrt{2}",
+            r"(3,\frac{\pi}{2})",
+            r"\dfrac{1}{2}",
+            r"\text{Monday}",
+            "[0,1)",
+            "p - q",
+            r"2\pi",
+            "3x+2",
+        ),
+        *("10^{-3}", "B", r"\text{(B)}", "1,234", "0.5", "18"),
+    ],
+)
+def test_accuracy_reads_golds_as_people_store_them(gold: str) -> None:
+    texts = [answer % gold for answer in ANSWERS] + [r"\boxed{2}"]
+    assert build_reward("accuracy").call(texts, {"solution": [gold] * 5}) == [1.0] * 4 + [0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "value"),
+    [
+        ("<answer>Tuesday</answer>", "Monday", 0.0),
+        ("<answer>monday</answer>", r"\text{Monday}", 1.0),
+        ("<answer>B</answer>", "(B)", 1.0),
+        ("<answer>B</answer>", "C", 0.0),
+        (r"<answer>2\pi</answer>", "2", 0.0),
+        ("<answer>The total is 18 dollars</answer>", "18", 1.0),
+        (r"\boxed{5\text{ g}}", r"5\text{ kg}", 0.0),
+        (r"\boxed{(1, 2)}", r"\{1, 2\}", 0.0),
+        (r"\boxed{18}", ["17", "18"], 1.0),
+        (r"\boxed{18}", 18, 1.0),
+        (r"\boxed{18}", "As $9 * 2 = 18$, it is \\boxed{18}.", 1.0),
+        (r"\boxed{18}", None, None),
+        (r"\boxed{18}", [], None),
+    ],
+)
+def test_accuracy_of_texts_lists_and_units(text: str, gold: object, value: float | None) -> None:
+    assert build_reward("accuracy").call([text], {"solution": [gold]}) == [value]
+
+
+# No single answer, and one with a dollar too many.
+UNREADABLE = {
+    "$f(x)=a x+b$, where $b$ is an arbitrary integer, and $a$ is an arbitrary positive integer with $\\mho(a)=0$",
+    "$221,$8$",
+}
+
+
+@needs_data
+@pytest.mark.data
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.long)])
+def test_accuracy_of_every_gold_answer_of_the_evaluation_sets(every: int) -> None:
+    accuracy = build_reward("accuracy")
+    for item in _items()[::every]:
+        gold = str(int(item)) if isinstance(item, float) else item
+        for answer in gold if isinstance(gold, list) else [gold]:
+            texts = [boxed(answer.strip()), f"So the answer is ${answer.strip().strip('$')}$."]
+            if answer.strip() not in UNREADABLE:
+                assert accuracy.call(texts, {"solution": [gold] * 2}) == [1.0, 1.0], answer
 
 
 def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:

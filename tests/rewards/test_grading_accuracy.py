@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from swift_r1.rewards.orm import build_reward
+
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SWIFT_R1_DATA", ROOT / ".." / "shared" / "data"))
 pytestmark = [
@@ -24,6 +26,13 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     yield grading_accuracy
     del sys.modules["grading_accuracy"], sys.modules["rewritten_answers"]
+
+
+def test_no_near_answer_is_right_for_the_reward_accuracy(accuracy: ModuleType) -> None:
+    chosen = accuracy.pairs(accuracy.CHANGES, accuracy.gold_answers(DATA))[::10]
+    texts = [accuracy.completion(answer, number) for number, (_, _, answer) in enumerate(chosen)]
+    assert len(texts) == 200
+    assert build_reward("accuracy").call(texts, {"solution": [gold for _, gold, _ in chosen]}) == [0.0] * 200
 
 
 def test_no_near_answer_is_right_and_hardly_a_rewritten_one_is_wrong(accuracy: ModuleType) -> None:

@@ -109,10 +109,11 @@ def test_plain_function_gets_only_what_it_names(registered: None) -> None:
 
 def test_faults_are_reported_together(registered: None) -> None:
     with pytest.raises(UsageError) as caught:
-        build_rewards(["v4", "formt", "impossible", "number", "v3"], frozenset(("answer", "messages")), ARGS)
-    needs, unknown, impossible, number = caught.value.faults
+        build_rewards(["v4", "formt", "v4 v3", "impossible", "number", "v3"], frozenset(("answer", "messages")), ARGS)
+    needs, unknown, several, impossible, number = caught.value.faults
     assert "v4 needs the column solution, and the data has answer" in needs
     assert "formt" in unknown and "did you mean format" in unknown
+    assert several.endswith("there is no reward function 'v4 v3': several are a list, in YAML [v4, v3]")
     assert "impossible cannot be constructed" in impossible and "tokenizer_path" in impossible
     assert "number is an int" in number
     assert all("\n" not in fault for fault in caught.value.faults)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift_r1.errors import RunFailed
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from tests.cuts import CUTS, check_first_tokens
 from tests.rollout.conftest import push_weights
 
 PROMPT = (1, 20, 31, 42, 7)
@@ -77,6 +78,17 @@ def test_logprobs_are_those_of_what_was_sampled_from(client: RolloutClient, poli
             probs = (row / 1.3).softmax(-1)
             probs[probs < 0.2 * probs.max()] = 0.0
             assert sampled == pytest.approx((probs[sequence[place]] / probs.sum()).log().item(), abs=2e-3)
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_cuts_leave_the_same_distribution_as_the_trainers_own_engine(
+    client: RolloutClient, policy: torch.nn.Module, cuts: dict[str, Any]
+) -> None:
+    asked = request(n=1000, seeds=tuple(range(1000)), max_tokens=1, **cuts)
+    [output] = client.generate([asked])
+    with torch.no_grad():
+        logits = policy(torch.tensor([PROMPT])).logits[0, -1].float().tolist()
+    check_first_tokens(output.completions, logits, asked.sampling, abs_error=2e-3)
 
 
 def test_a_pattern_is_followed(client: RolloutClient, policy: torch.nn.Module, tiny_model: Path) -> None:

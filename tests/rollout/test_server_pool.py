@@ -18,7 +18,7 @@ import torch
 from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output
+from swift_r1.sampling.base import ignore_output, still_wanted
 from swift_r1.sampling.pool.health import Health
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, why_not_alike
@@ -107,6 +107,20 @@ def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: N
 def of(rollouts: ServerRollouts) -> ServerPool:
     assert rollouts.pool is not None
     return rollouts.pool
+
+
+def test_what_is_wanted_no_more_is_answered_with_nothing(connect: Any, two: list[Any]) -> None:
+    rollouts = connect([one.url for one in two])
+    rollouts.publish_weights()
+    ended: list[int] = []
+    rollouts.unwanted = lambda: bool(ended)
+    asked = requests(6, tokens=1000)
+    outputs = rollouts.generate(asked, ended.append, ignore_output) or []
+    assert [output.request_id for output in outputs] == [one.request_id for one in asked]
+    lengths = [len(one.token_ids) for output in outputs for one in output.completions]
+    assert set(lengths) == {0, 1000} and sum(ended) == len(lengths) == 12
+    rollouts.unwanted = still_wanted
+    assert len(generated(rollouts, tokens=8)) == 24
 
 
 def test_one_is_killed_the_other_does_its_work_and_it_comes_back(

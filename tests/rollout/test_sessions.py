@@ -206,6 +206,10 @@ def test_seeds_come_from_what_is_said_whatever_the_order() -> None:
     assert seeds((A,), (B,), (A,)) == seeds((A,), (A,), (B,))
     assert len(seeds((A,), (B,), (A,))) == 3  # asked twice, it is answered twice
     assert call(opened(), A).seed is None
+    state = opened(seed=7)
+    late, early = (state.begin(Asked((A,)), Letters(), before=before)[0] for before in (1, 0))  # as the client counts
+    state = opened(seed=7)
+    assert [call(state, A).seed, call(state, A).seed] == [early.seed, late.seed]
 
 
 def test_equal_answers_are_continued_in_the_same_order_whichever_came_first() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def engine(tiny_model: Path) -> Any:
     spec.loader.exec_module(module)
 
     class Forgetful(module.TinyEngine):
-        forgets = 0
+        forgets, rounds_by = 0, 0.0
+
+        async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+            return tuple(one + self.rounds_by for one in await super().score(sequence))
 
         async def load_weights(self, files: Sequence[Path], version: int) -> None:
             kept = self.model.model.norm.weight.clone()
@@ -96,6 +100,26 @@ def test_an_engine_that_never_takes_it_is_refused(rollouts: ServerRollouts, engi
     learn(rollouts)
     engine.forgets = 9
     with pytest.raises(RunFailed, match=r"after a full push .*does not use the weights that it was sent"):
+        rollouts.publish_weights()
+
+
+@pytest.mark.parametrize(("rounds_by", "resumed"), [(0.3, False), (0.3, True), (0.6, False)])
+def test_a_model_that_rounds_far_in_16_bits_is_measured_before_the_first_update(
+    rollouts: ServerRollouts, engine: Any, rounds_by: float, resumed: bool
+) -> None:
+    engine.info, engine.rounds_by = replace(engine.info, dtype="bfloat16"), rounds_by
+    assert rollouts.pool is not None
+    rollouts.pool.first = rollouts.pool.first.model_copy(update={"dtype": "bfloat16"})
+    if resumed:
+        rollouts.resume(3)  # what the engine has loaded tells nothing then
+    if resumed or rounds_by > 0.5:
+        with pytest.raises(RunFailed, match=r"rounding explains 0\.2"):
+            rollouts.publish_weights()
+        return
+    rollouts.publish_weights()
+    assert rollouts.take_metrics()["rollout/weight_check"] == pytest.approx(rounds_by, abs=1e-3)
+    engine.rounds_by = 0.7
+    with pytest.raises(RunFailed, match=r"rounding explains 0\.6"):
         rollouts.publish_weights()
 
 

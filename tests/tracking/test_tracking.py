@@ -15,10 +15,18 @@ import pytest
 from rich.console import Console
 
 from swift_r1.errors import UsageError
+from swift_r1.runtime.terminal import Terminal
 from swift_r1.tracking.console import RunConsole, progress_bar
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
+
+
+def test_a_line_in_a_pipe_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    out = io.StringIO()
+    Terminal(file=out).print("word " * 30)
+    assert out.getvalue().count("\n") == 1
 
 
 def test_every_line_is_standard_json(tmp_path):
@@ -41,6 +49,17 @@ def test_a_window_gives_means_maxima_and_latest_values():
     found = merged(window)
     assert found["loss"] == 1.5 and found["completions/max_length"] == 9.0 and found["learning_rate"] == 2e-3
     assert math.isnan(found["kl"])
+
+
+def test_without_a_terminal_long_work_is_a_line_a_minute(monkeypatch):
+    text, clock = io.StringIO(), SimpleNamespace(now=100.0)
+    monkeypatch.setattr("swift_r1.tracking.console.time", SimpleNamespace(monotonic=lambda: clock.now))
+    shown = RunConsole(5, Console(file=text, width=200))
+    shown.phase("evaluating", 400)
+    for now in (130, 161, 170, 222):
+        clock.now = now
+        shown.phase_advance(50)
+    assert text.getvalue().splitlines() == [f"evaluating: {count} of 400 completions" for count in (100, 200)]
 
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):

@@ -280,7 +280,7 @@ def be_away(backend, reference):
     device = torch.device("cpu")
     for one in (*tensors, *tensors):
         one.leave(device)
-    gone = [storage for one in tensors for storage, _ in one._away]
+    gone = [storage for one in tensors for storage, *_ in one._away]
     masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
     assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
     assert all(part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
@@ -342,6 +342,7 @@ def run(case, ranks):
 
 def main():
     ranks = join_ranks(600, distributed=len(sys.argv) > 1)
+    ranks.use_device()
     print("ready", flush=True)
     for line in sys.stdin:
         try:

@@ -10,13 +10,13 @@ from swift_r1.models import attention
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
-    group = attention.prompt_group(0, 7, [13, 4, 11], torch.device("cpu"))
+    row = attention.packed_row([(7, [13, 4, 11])], torch.device("cpu"))
     torch.manual_seed(0)
     states = [torch.randn(1, heads, 7 + 28, 8, dtype=torch.float64) for heads in (4, 2, 2)]
 
     def attended() -> list[torch.Tensor]:
         own = [one.clone().requires_grad_() for one in states]
-        out, _ = attention.packed_attention(torch.nn.Identity(), *own, None, packed_row=(group,), sliding_window=window)
+        out, _ = attention.packed_attention(torch.nn.Identity(), *own, None, packed_row=row, sliding_window=window)
         out.square().sum().backward()
         return [out.detach(), *(one.grad for one in own if one.grad is not None)]
 
@@ -32,7 +32,7 @@ def test_completions_that_are_all_empty_are_no_completions() -> None:
     states = [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
     out = []
     for lengths in ([], [0, 0]):
-        group = attention.prompt_group(0, 7, lengths, torch.device("cpu"))
-        assert group.after is None
-        out.append(attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=(group,))[0])
+        row = attention.packed_row([(7, lengths)], torch.device("cpu"))
+        assert row.spans.far is None
+        out.append(attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=row)[0])
     assert torch.equal(*out)

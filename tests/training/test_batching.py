@@ -142,7 +142,7 @@ def test_a_shared_prompt_stands_once_before_its_completions():
     last = prompts[1][-1]
     before = micro.inputs.token_ids.flatten()[micro.inputs.positions].tolist()
     assert before == [last, last, *completions[0][:-1], prompts[2][-1], *completions[2][:-1]]
-    first, second = micro.inputs.packed_row
+    first, second = micro.inputs.packed_row.groups
     assert (first.start, first.prompt_length, first.completions, first.width) == (0, 2, 2, 3)
     assert first.places.tolist() == [0, 3, 4, 5]
     assert (second.start, second.prompt_length, second.completions) == (6, 6, 0)

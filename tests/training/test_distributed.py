@@ -31,6 +31,21 @@ def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path, monkeypatch: pytes
     assert join_ranks(7, distributed=False).device.type == "cpu"
 
 
+def test_each_process_needs_a_gpu_which_it_holds_once_the_workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", held.append)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UsageError, match=r"process 2 of this machine has no GPU: torch sees 2, so NPROC_PER_NODE may"):
+        join_ranks(7, distributed=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    ranks = join_ranks(7, distributed=False)
+    assert ranks.device == torch.device("cuda", 1) and held == []
+    ranks.use_device()
+    assert held == [ranks.device]
+
+
 def test_groups_that_others_make_wait_as_long_as_ours(monkeypatch):
     """DeepSpeed makes groups of its own and names no time."""
     monkeypatch.setattr(distributed_c10d, "default_pg_timeout", distributed_c10d.default_pg_timeout)

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.transformers import TransformersEngine, _Row
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests.cuts import CUTS, check_first_tokens
 
 EOS, PAD, VOCAB = 1, 0, 40
 
@@ -91,18 +92,13 @@ def test_a_seed_pins_its_completion_whatever_is_beside_it(model):
     assert engine(model).generate([other], 0)[0].completions[0].token_ids != alone[0].completions[0].token_ids
 
 
-def test_sampling_follows_the_distribution(model):
-    """First tokens of many completions against the model's probabilities: a chi-square far from its tail."""
-    (request,) = requests([6], n=4000, max_tokens=1)
+@pytest.mark.parametrize("cuts", [{}, *CUTS], ids=str)
+def test_sampling_follows_the_distribution(model, cuts):
+    (request,) = requests([6], n=2000, max_tokens=1, **cuts)
     (output,) = engine(model).generate([request], 0)
     with torch.no_grad():
-        probs = model(torch.tensor([request.prompt_token_ids])).logits[0, -1].float().softmax(-1)
-    counts = torch.bincount(torch.tensor([c.token_ids[0] for c in output.completions]), minlength=VOCAB)
-    common = probs * 4000 >= 5
-    expected = probs[common] * 4000
-    statistic = ((counts[common] - expected) ** 2 / expected).sum().item()
-    freedom = int(common.sum()) - 1
-    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+        logits = model(torch.tensor([request.prompt_token_ids])).logits[0, -1].tolist()
+    check_first_tokens(output.completions, logits, request.sampling, abs_error=1e-4)
 
 
 def test_greedy_top_k_and_stop_strings(model):
@@ -154,6 +150,17 @@ def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model)
     order = []
     engine(model).generate(stopping, 0, on_output=lambda number, _output: order.append(number))
     assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
+
+
+def test_what_is_wanted_no_more_ends_at_once(model):
+    asked, answers = requests([5, 7, 9], ignore_eos=True), iter([False] * 4)
+    whole = engine(model).generate(asked, 0)
+    for request, ended, full in zip(
+        asked, engine(model).generate(asked, 0, unwanted=lambda: next(answers, True)), whole, strict=True
+    ):
+        assert len(ended.completions) == request.n
+        for one, other in zip(ended.completions, full.completions, strict=True):
+            assert one.token_ids == other.token_ids[:5] and one.finish_reason == "length"
 
 
 def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):

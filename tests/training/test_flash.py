@@ -1,4 +1,4 @@
-"""Attention of groups by FlashAttention's two calls, with plain formulas in place of the GPU's kernel; and on a GPU."""
+"""Attention of a row by FlashAttention's two calls, with plain formulas in place of the GPU's kernel; and on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.models import flash
-from swift_r1.models.attention import PackedRow, packed_attention, prompt_group
+from swift_r1.models.attention import PackedRow, packed_attention, packed_row
 
 CPU = torch.device("cpu")
 NO_MODULE: Any = SimpleNamespace()
@@ -22,7 +22,7 @@ def parts(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, most: tuple[int, 
     """The slices of each sequence, and which keys each of its queries sees; the last queries stand with the last
     keys."""
     lengths = [int(one.diff().max()) for one in (queries, keys)]
-    assert lengths == list(most) and queries.dtype == keys.dtype == torch.int32
+    assert [max(2, lengths[0]), lengths[1]] == list(most) and queries.dtype == keys.dtype == torch.int32
     assert queries[-1] == len(q) and keys[-1] == len(k)
     for number in range(len(queries) - 1):
         a, b = (slice(int(one[number]), int(one[number + 1])) for one in (queries, keys))
@@ -37,7 +37,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = N
     for a, b, seen in parts(q, k, queries, keys, (most_queries, most_keys), causal):
         scores = torch.einsum("qhd,khd->hqk", q[a], k[b].repeat_interleave(ratio, 1)) * scaled(q, scale)
         scores = scores.masked_fill(~seen, -math.inf)
-        lse[:, a] = scores.logsumexp(-1)
+        lse[:, a] = scores.logsumexp(-1) if len(k[b]) else math.inf
         out[a] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[b].repeat_interleave(ratio, 1))
     return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
 
@@ -73,13 +73,17 @@ def kernel() -> Iterator[None]:
     library._destroy()  # type: ignore[no-untyped-call]  # torch has no types for it
 
 
-def row(device: torch.device) -> PackedRow:
-    """A group of three, a sequence alone, and a group of two whose prompt is one token."""
-    groups, start = [], 0
-    for prompt, lengths in ((5, [3, 1, 7]), (6, []), (1, [9, 2])):
-        groups.append(prompt_group(start, prompt, lengths, device))
-        start += prompt + sum(lengths)
-    return tuple(groups)
+# A group of three, a sequence alone, and a group of two whose prompt is one token; and what else there can be.
+ROWS = {
+    "all": [(5, [3, 1, 7]), (6, []), (1, [9, 2])],
+    "alone": [(20, []), (14, [])],
+    "empty completions": [(6, [0, 12]), (16, [0, 0])],
+    "single tokens": [(1, [1])] * 16 + [(1, []), (1, [0])],
+}
+
+
+def row(device: torch.device, name: str = "all") -> PackedRow:
+    return packed_row(ROWS[name], device)
 
 
 def states(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
@@ -90,27 +94,37 @@ def states(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     return [one.requires_grad_() for one in found] + [gradient]
 
 
-def run(device: torch.device, dtype: torch.dtype, **named: Any) -> list[Tensor]:
+def run(device: torch.device, dtype: torch.dtype, name: str = "all", **named: Any) -> list[Tensor]:
     """The output, and the gradients of query, key and value."""
     *inputs, gradient = states(device, dtype)
-    out, _ = packed_attention(NO_MODULE, *inputs, None, packed_row=row(device), **named)
+    out, _ = packed_attention(NO_MODULE, *inputs, None, packed_row=row(device, name), **named)
     return [out, *torch.autograd.grad(out, inputs, gradient)]
 
 
 @pytest.mark.parametrize("scaling", [None, 0.4])
-def test_both_ways_give_the_same(kernel: None, monkeypatch: pytest.MonkeyPatch, scaling: float | None) -> None:
-    expected = run(CPU, torch.float32, scaling=scaling)
-    asked = []
+@pytest.mark.parametrize("name", ROWS)
+def test_both_ways_give_the_same(
+    kernel: None, monkeypatch: pytest.MonkeyPatch, name: str, scaling: float | None
+) -> None:
+    expected = run(CPU, torch.float64, name, scaling=scaling)
+    asked, calls = [], []
 
     def takes(query: Tensor, value: Tensor, length: int, window: int | None) -> bool:
         asked.append((length, window))
         return True
 
+    def counted(*about: Any, **named: Any) -> Any:
+        calls.append(about)
+        return counts(*about, **named)
+
+    counts = flash._forward
     monkeypatch.setattr(flash, "takes", takes)
-    found = run(CPU, torch.float32, scaling=scaling)
-    assert asked == [(12, None), (6, None), (10, None)]
+    monkeypatch.setattr(flash, "_forward", counted)
+    found = run(CPU, torch.float64, name, scaling=scaling)
+    assert asked == [({"all": 12, "alone": 20, "empty completions": 18, "single tokens": 2}[name], None)]
+    assert len(calls) == (1 if name == "alone" else 2)  # whatever the number of groups
     for one, exact in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, exact, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(one, exact, rtol=1e-10, atol=1e-12)
 
 
 def test_a_short_window_and_wide_heads_go_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +139,12 @@ def test_a_short_window_and_wide_heads_go_the_other_way(monkeypatch: pytest.Monk
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_kernel_gives_the_same(dtype: torch.dtype) -> None:
+def test_the_kernel_gives_the_same(name: str, dtype: torch.dtype) -> None:
     gpu = torch.device("cuda")
-    expected = run(CPU, torch.float32)
+    expected = run(CPU, torch.float32, name)
     assert flash.takes(*states(gpu, dtype)[1:3], 12, None)
-    for one, exact in zip(run(gpu, dtype), expected, strict=True):
+    for one, exact in zip(run(gpu, dtype, name), expected, strict=True):
         difference = (one.float().cpu() - exact).norm() / exact.norm()
         assert difference < 0.02, difference

@@ -11,7 +11,7 @@ from swift_r1.errors import EXIT_RUN_FAILED
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.shape import shape_of
 from swift_r1.training.backends.fsdp_config import FsdpConfig
-from swift_r1.training.memory import advice, changes, estimate, out_of_memory, peak_bytes, zero_of
+from swift_r1.training.memory import GIB, advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 from swift_r1.training.worker import known_end
 
 
@@ -74,6 +74,14 @@ def test_flags_that_help_are_those_that_save_most(shape):
     found = estimate(args, shape, 1, libraries=0.0, stage=None)
     assert f"the largest part is {found.largest} (" in line
     assert line.index(best[0]) < line.index(best[1])
+
+
+def test_what_would_be_shown_as_nothing_is_no_advice(shape):
+    args = args_of(per_device_train_batch_size=1, gradient_checkpointing=False)
+    found = estimate(args, shape, 1, libraries=0.0, stage=None)
+    savings = [found.peak - estimate(other, shape, 1, libraries=0.0, stage=None).peak for _, other in changes(args)]
+    assert found.peak / 20 < max(savings) < 0.005 * GIB
+    assert advice(args, shape, World(), gpu=False).endswith("; no flag would save much")
 
 
 def test_stages_are_read_from_the_config():

@@ -35,6 +35,7 @@ def test_merged_is_what_the_engine_had(tiny_model, tmp_path, capsys, quantizatio
     assert main(["merge-lora", "--adapters", str(tmp_path / "checkpoint-3")]) == 0
     output = tmp_path / "checkpoint-3-merged"
     assert capsys.readouterr().out.endswith(f"merged model: {output}\n")
+    assert (output / "model.safetensors").stat().st_mode == (output / "config.json").stat().st_mode
     merged = AutoModelForCausalLM.from_pretrained(output)
     assert merged.dtype == torch.bfloat16 and not hasattr(merged.config, "quantization_config")
     weights = dict(merged.named_parameters())

@@ -53,6 +53,13 @@ def test_the_course(name):
     assert again.value == values[5]
 
 
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_all_steps_may_be_warm_up(name):
+    rate = LearningRate(name, PEAK, TOTAL, TOTAL, AFTER_WARMUP[name][0])
+    for _ in range(TOTAL):
+        rate.advance()
+
+
 def test_lora_plus_has_a_rate_of_its_own_for_b():
     a, b = (nn.Parameter(torch.ones(80, 80)) for _ in range(2))
     config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, lorap_lr_ratio=16)

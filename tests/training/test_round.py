@@ -8,21 +8,27 @@ from dataclasses import dataclass, replace
 
 import psutil
 import pytest
+import torch
 
 from swift_r1.algorithms.rewards import Composition
+from swift_r1.arguments.environments import EnvironmentArguments
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.runs.recorded import row_columns
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Conversation, TokenSequence
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
 from swift_r1.sampling.rounds import silent_groups
 from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
+from swift_r1.training.grpo import batch_of_round
 from swift_r1.wire.protocol import Completion
 
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
 
-def scores(values, first_group):
+
+def scores(values, first_group, name="a", by_turns=False):
     """Scores of two groups of two, with a reward that fails on the last completion."""
     prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
     completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
@@ -51,11 +57,11 @@ def scores(values, first_group):
 
         def result(self):
             return join_batches([self.parts[0], self.parts[1]], {}), [
-                RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)
+                RewardColumn(name, tuple(values), (InvalidReward(3, "broke"),), 1.0)
             ]
 
     ids = [group[0].request_id for group in groups]
-    scoring = Scoring(prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group)
+    scoring = Scoring(prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group, by_turns)
     for group in reversed(groups):
         scoring.add(group)
     return scoring.result()
@@ -92,6 +98,22 @@ def test_rewards_of_turns_are_signal_too():
     assert silent_groups(with_turns([None] * 4), 2, per_turn=True) == [0, 1]
 
 
+def test_a_reward_that_is_the_sum_of_its_turns_counts_once():
+    """What it says of an episode is in the advantages of its turns already; another function's stays."""
+    values = [3.0, 1.0, 0.0, math.nan]
+    for name, outcomes in (("agent_reward", [0.0, 0.0, 0.0]), ("right", values[:3])):
+        scored = scores(values, 0, name, by_turns=True)
+        trained = scored.trained
+        assert [item.reward for item in trained[:3]] == [item.objective for item in trained[:3]] == values[:3]
+        assert [item.outcome for item in trained[:3]] == outcomes and math.isnan(trained[3].outcome)
+        assert batch_of_round(scored, ALONE, per_turn="none").rewards[:3].tolist() == outcomes
+    assert [item.outcome for item in scores(values, 0, "agent_reward").trained[:3]] == values[:3]
+    flags = {"env": "gymnasium:FrozenLake-v1", "advantage_per": "turn"}
+    assert EnvironmentArguments(**flags).counts_by_turns
+    assert not EnvironmentArguments(**flags | {"advantage_per": "episode"}).counts_by_turns
+    assert not EnvironmentArguments(**flags | {"env": "verifiers:reverse-text"}).counts_by_turns
+
+
 def test_a_column_of_the_data_is_not_taken_for_a_field():
     """Nor for one that only other lines have."""
     columns = {"turns": 3, "entropy": "high", "messages": "m", "step": 1, "solution": "4", "rewards/a": 7}
@@ -100,6 +122,14 @@ def test_a_column_of_the_data_is_not_taken_for_a_field():
     row = completion_row(replace(item, conversation=replace(item.conversation, prompt=prompt)), 5, None)
     assert row["step"] == 5 and not row.keys() & {"turns", "entropy", "messages"}
     assert row["solution"] == "4" and row_columns(row) == columns
+
+
+def test_an_invalid_reward_is_not_taken_for_no_opinion():
+    item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
+    rewards = {"first": math.nan, "second": None, "third": 0.5}
+    row = completion_row(replace(item, rewards=rewards), 1, None)
+    assert row["invalid"] == ["first"]
+    assert "invalid" not in completion_row(item, 1, None)
 
 
 def test_what_a_sampler_is_told_of_a_round():

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from swift_r1.algorithms import LossConfig, loss_normalizer, policy_loss
 from swift_r1.algorithms.losses import LossType
+from swift_r1.models.loading import load_model
+from swift_r1.models.policy import Policy
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch, split_step
+from swift_r1.training.grpo import before_training, train_step
 from swift_r1.training.micro_batches import Form
+from swift_r1.training.optimizer import OptimizerConfig
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
+SETTINGS = OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
 OWNERS = [0, 0, 1, 2, 3, 3, 3]
 
 
@@ -73,3 +82,46 @@ def test_a_completion_weighs_the_same_in_one_row_or_in_several(loss_type: LossTy
             of_rows, more = advantages[one.owners[micro.samples]], {"shares": micro.shares, "normalizer": normalizer}
             found.append(policy_loss(own, own - 0.1, of_rows, micro.trained, config, **more).loss)
         torch.testing.assert_close(torch.stack(found).sum(), expected)
+
+
+GSPO: dict[str, Any] = {"importance_sampling_level": "sequence", "epsilon": 0.05}
+BY_COMPLETION: list[dict[str, Any]] = [
+    GSPO,
+    GSPO | {"loss_type": "bnpo"},
+    {"importance_sampling_level": "sequence_token", "epsilon": 0.05},
+    {"rollout_importance_sampling_mode": "sequence_mask", "rollout_importance_sampling_threshold": 1.05},
+    {"rollout_importance_sampling_mode": "sequence_truncate", "rollout_importance_sampling_threshold": 1.05},
+    {"off_policy_sequence_mask_delta": 0.05},
+]
+
+
+@pytest.mark.parametrize("flags", BY_COMPLETION)
+def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(tiny_model: Path, flags: dict[str, Any]) -> None:
+    """The second row of two goes on where the first one ends, so each token has the log-prob of the uncut one."""
+    generator = torch.Generator().manual_seed(1)
+    whole = [torch.randint(3, 90, (length,), generator=generator).tolist() for length in (8, 5, 7, 9)]
+    wide = [torch.randn(len(row), generator=generator).tolist() for row in whole]
+    config = LossConfig(**flags, log_rollout_offpolicy_metrics=True)
+
+    def learned(cuts: list[int]) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics of two updates, with completions in two rows where they are cut."""
+        device = ALONE.device
+        backend = LocalBackend(load_model(str(tiny_model), "float32", False), SETTINGS, device, Policy)
+        parts = [(number, stop) for number, cut in enumerate(cuts) for stop in ((0, cut) if cut else (0,))]
+        prompts = [[7, 8, *whole[number][:start]] for number, start in parts]
+        ends = [cuts[number] if start == 0 and cuts[number] else len(whole[number]) for number, start in parts]
+        rows = [whole[number][start:end] for (number, start), end in zip(parts, ends, strict=True)]
+        engine = [[-7.4 + 0.6 * one for one in wide[n][start:end]] for (n, start), end in zip(parts, ends, strict=True)]
+        owners = [number for number, _ in parts]
+        one = round_batch(prompts, rows, engine, [0.0] * 4, [False] * len(rows), owners=owners)
+        batches = split_step(one, range(4), Batching(Form(), 1, 2, 20), ALONE)
+        [prepared] = before_training([batches], backend, None, 1.0, old_policy=True)
+        advantages = torch.tensor([-1.0, 1.0, -0.5, 0.5])[one.owners]
+        how: Any = (backend, config, 1.0, 2e-2, ALONE)
+        first, second = (train_step(prepared, advantages, *how, owners=one.owners) for _ in range(2))
+        return first, second
+
+    updates = list(zip(learned([0, 0, 0, 0]), learned([3, 0, 2, 7]), strict=True))
+    for name in ("loss", "grad_norm", "rollout/ess_seq", "rollout/ratio_max"):
+        for uncut, cut in updates:
+            assert cut[name] == pytest.approx(uncut[name], rel=1e-4, abs=1e-7), name

@@ -168,6 +168,7 @@ def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, 
     saver.save(1, STATE, {}, True)
     saved = load_file(tmp_path / "checkpoint-1" / "adapter_model.safetensors")
     assert len(saved) == len(gathered) == 4 and all((tensor == 7.0).all() for tensor in saved.values())
+    assert len({path.stat().st_mode for path in (tmp_path / "checkpoint-1").glob("adapter_*")}) == 1  # all can read it
     assert model.hf_quantizer is not None
 
 

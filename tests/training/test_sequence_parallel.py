@@ -75,7 +75,9 @@ def test_a_row_has_a_token_for_every_rank():
             batch, [(0,)], Form(packed=True), torch.device("cpu"), sequence=SequenceGroup(0, size, None)
         ).inputs
         assert inputs.token_ids.tolist() == [tokens] and inputs.positions.tolist() == [0, 1]
-        assert [(group.start, group.prompt_length) for group in inputs.packed_row] == [(0, 3), (3, 1)][: size // 2]
+        assert [(group.start, group.prompt_length) for group in inputs.packed_row.groups] == [(0, 3), (3, 1)][
+            : size // 2
+        ]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def scored_round(tokenizer, hints):
             one = Conversation(
                 f"r/{group}", prompt, (TokenSequence(prompt.token_ids, done, mask),), (ids,), [], "", done.finish_reason
             )
-            trained.append(ScoredCompletion(one, group, number, {}, 0.0, float(number)))
+            trained.append(ScoredCompletion(one, group, number, {}, 0.0, float(number), float(number)))
     return ScoredRound(trained, [])
 
 

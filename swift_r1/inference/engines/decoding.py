@@ -261,12 +261,12 @@ def sample(
 
 
 def _nucleus(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits outside the `top_k` largest, or outside the smallest set of mass `top_p`, become -inf."""
+    """Logits outside the `top_k` largest become -inf, then those outside the smallest set that holds `top_p` of what is
+    left."""
     ordered, order = logits.sort(-1, descending=True)
-    drop = torch.zeros_like(ordered, dtype=torch.bool)
     if top_k > 0:
-        drop[:, top_k:] = True
+        ordered[:, top_k:] = float("-inf")
     if top_p < 1.0:
         probs = ordered.softmax(-1)
-        drop |= probs.cumsum(-1) - probs >= top_p
-    return logits.masked_fill(drop.scatter(-1, order, drop), float("-inf"))
+        ordered = ordered.masked_fill(probs.cumsum(-1) - probs >= top_p, float("-inf"))
+    return logits.scatter(-1, order, ordered)

@@ -62,10 +62,12 @@ class TransformersEngine:
         weight_version: int,
         on_done: Callable[[int], None] = lambda _count: None,
         on_output: Callable[[int, RolloutOutput], None] = lambda _number, _output: None,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> list[RolloutOutput]:
         """Completions of all requests, in order.
 
         Args:
+            unwanted: asked before each token; from its first True on no completion goes on.
             on_done: called with the number of completions that have just ended.
             on_output: called with each request's number and output as soon as all its completions have ended.
 
@@ -91,7 +93,7 @@ class TransformersEngine:
 
         with _evaluating(self.model), torch.inference_mode():
             for wave in self._waves(requests, [row for group in groups for row in group]):
-                self._decode(requests, wave, weight_version, ended)
+                self._decode(requests, wave, weight_version, ended, unwanted)
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -127,6 +129,7 @@ class TransformersEngine:
         wave: list[_Row],
         weight_version: int,
         on_ended: Callable[[Sequence[_Row]], None],
+        unwanted: Callable[[], bool],
     ) -> None:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
@@ -172,7 +175,8 @@ class TransformersEngine:
             if sampling.stop:
                 ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
             running = ~over[rows]
-            stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
+            last = (limits[rows] == step + 1) | unwanted()
+            stopped, full = rows[ended & running], rows[~ended & running & last]
             over[stopped], over[full] = True, True
             if len(stopped):
                 finish(stopped, step + 1, "stop")

@@ -34,10 +34,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known."""
+    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known; and
+    how many equal calls it has made before this one, which may come later."""
 
     retried: bool = False
     key: str | None = None
+    before: int = 0
 
 
 class Gateway:
@@ -86,7 +88,7 @@ class Gateway:
         try:
             self.store.check_memory()
             tokens, seconds = state.left()
-            call, ids = state.begin(asked, wording, attempt.key)
+            call, ids = state.begin(asked, wording, attempt.key, attempt.before)
             prompt = tuple(ids)
             request = _within(work.request(prompt), own, tokens, f"{state.name}/{call.number}")
             if call.seed is None:
@@ -102,8 +104,6 @@ class Gateway:
             self._observe("failed")
             raise
         settled = own.model_dump(exclude_none=True, exclude={"max_tokens"}) | dict(fixed)
-        if state.request.seed is not None:
-            settled["seed"] = call.seed
         for name, value in settled.items():
             if given.get(name) not in (None, value):
                 state.overruled[name] += 1

@@ -84,12 +84,13 @@ class SessionState:
             self.used = self._clock()
         return known
 
-    def begin(self, asked: Asked, wording: Wording, key: str | None = None) -> tuple[Call, list[int]]:
-        """A new call and its prompt. Raises HTTPError as `left`, and what the wording raises."""
+    def begin(self, asked: Asked, wording: Wording, key: str | None = None, before: int = 0) -> tuple[Call, list[int]]:
+        """A new call and its prompt; `before` as the client says (`Attempt`). Raises HTTPError as `left`, and what the
+        wording raises."""
         self.left()
         content = asked.content()
         same = self._by_content.get(content, {})
-        again = next(number for number in range(len(same) + 1) if number not in same)
+        again = next(number for number in range(before, before + len(same) + 1) if number not in same)
         place, seed = self.lineage.place(asked, wording), self.request.seed
         call = Call(
             number=self._numbers,

@@ -31,7 +31,7 @@ from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version
-from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, say
+from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, ranks_below, say
 
 DEFAULT_SILENCE_S = 60.0
 _LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
@@ -82,6 +82,7 @@ class Agent:
     received: bytearray = field(default_factory=bytearray)
     over: str | None = None
     warned: bool = False
+    killed: bool = False  # something of what was started, by a signal
 
     def run(self) -> None:
         """Until the driver is gone; then nothing that was started is there any more."""
@@ -200,12 +201,16 @@ class Agent:
         return not child.silent
 
     def look(self) -> None:
-        """Sees which processes have ended, and kills those that should have."""
+        """Sees which processes have ended, and kills those that should have. Ranks whose launcher was killed save: the
+        kernel has told them."""
         for child in list(self.children.values()):
-            if child.deadline is not None and time.monotonic() > child.deadline:
+            late = child.deadline is not None and time.monotonic() > child.deadline
+            if late:
                 child.process.kill()
             code = child.process.poll()
-            if code is not None:
+            if code is not None and not late and ranks_below(self.running()):
+                child.deadline = child.deadline or time.monotonic() + child.end_s
+            elif code is not None:
                 del self.children[child.name]
                 end_strays(self.running())
                 while self.read(child):
@@ -215,6 +220,7 @@ class Agent:
                 assert child.process.stdout is not None
                 child.process.stdout.close()
                 self.tell("ended", id=child.name, code=code)
+                self.killed = self.killed or code < 0
 
     def running(self) -> set[int]:
         return {child.process.pid for child in self.children.values() if child.process.poll() is None}
@@ -232,21 +238,32 @@ class Agent:
             self.over = f"the driver is gone ({error.strerror})"
 
     def end(self) -> None:
-        """Ends everything. Output is still read, so that nobody waits for it to be, and sent as far as that goes."""
+        """Ends everything, first what has the longest to end: training, whose step may need the servers. Output is
+        still read, so that nobody waits for it to be, and sent as far as that goes."""
         self.tell("gone", text=str(self.over))
-        for child in self.children.values():
-            if child.process.poll() is None:
+        for end_s in sorted({child.end_s for child in self.children.values()}, reverse=True):
+            own = [child for child in self.children.values() if child.end_s == end_s]
+            for child in own:
                 child.process.terminate()
-            child.deadline = child.deadline or time.monotonic() + child.end_s
-        while self.children:
-            for child in list(self.children.values()):
-                self.read(child)
-            self.look()
-            self.send()
-            if len(self.unsent) > _MOST_UNSENT:
-                self.unsent.clear()
-            time.sleep(_LOOK_S)
+                child.deadline = child.deadline or time.monotonic() + end_s
+            while any(child.name in self.children for child in own):
+                for child in list(self.children.values()):
+                    self.read(child)
+                self.look()
+                self.send()
+                if len(self.unsent) > _MOST_UNSENT:
+                    self.unsent.clear()
+                time.sleep(_LOOK_S)
         end_strays(frozenset())
+        if self.killed:
+            remove_what_is_left()
+
+
+def remove_what_is_left() -> None:
+    """Servers that were killed had no time to empty their shared memory."""
+    from swift_r1.weights.staging import remove_leftovers  # numpy is behind it
+
+    remove_leftovers()
 
 
 def about_node() -> dict[str, Any]:
@@ -312,6 +329,8 @@ def _guard(inner: int) -> int:
     while time.monotonic() < deadline and _has_children():
         time.sleep(_LOOK_S)
     end_strays(frozenset())
+    if status:
+        remove_what_is_left()
     return os.waitstatus_to_exitcode(status)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from swift_r1.errors import EXIT_RANK_KILLED
 from swift_r1.launch.cluster.client import AgentClient
 from swift_r1.launch.cluster.placement import Place
 from swift_r1.launch.cluster.run_file import TRAIN, Role
@@ -103,4 +104,6 @@ class Task:
         if self.code is None:
             return f"{self.name} is lost with {self.node} ({self.why})"
         how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"
+        if self.code == EXIT_RANK_KILLED:
+            how = "has ended, since a signal killed one of its ranks"
         return f"{self.name} on {self.node} {how}"

@@ -42,6 +42,8 @@ _NAME = re.compile(
 )
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
+_LAST_WORD = re.compile(r"[^A-Za-z]*(?<!\\)([A-Za-z]+(?: [A-Za-z]+)*)(?:\^\{?[0-9]\}?)?\.?")
+_MULTIPLIERS = frozenset(("dozen", "hundred", "thousand", "million", "billion", "trillion"))
 _DEGREES = re.compile(
     r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ"
 )  # an angle is asked for in degrees or it is not
@@ -58,10 +60,33 @@ _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 def equal(given: str, right: str) -> bool:
     """Whether a tidied answer equals a tidied gold answer."""
-    return same_text(given, right) or _same_words(given, right) or _equal_values(given, right, MAX_PARTS)
+    return same_text(given, right) or same_words(given, right) or _equal_values(given, right, MAX_PARTS)
 
 
-def _same_words(given: str, right: str) -> bool:
+def contradict(given: str, right: str) -> bool:
+    r"""Whether two tidied answers differ by what the library drops: the unit, the name behind a number, a letter's
+    case, the brackets of a pair, an interval or a set."""
+    units = without_unit(given)[1], without_unit(right)[1]
+    words = _last_word(given), _last_word(right)
+    if all(units) or all(words):
+        return units[0] != units[1] if all(units) else sorted(words[0]) != sorted(words[1])  # 2xy is 2yx
+    if not _MULTIPLIERS.isdisjoint(words):
+        return True
+    inner = [_inside(text) for text in _without_name(given, right)]
+    if inner[0] is None or inner[1] is None or inner[0][0] == inner[1][0]:
+        return False
+    return any(len(_parts(part[1])) > 1 for part in inner if part is not None)
+
+
+def _last_word(text: str) -> str:
+    """The word after a number, or that is all of a text; in lower case, except a letter."""
+    found = _LAST_WORD.fullmatch(_WORDS.sub(r"\1", text))
+    if found is None:
+        return ""
+    return found[1] if len(found[1]) == 1 else found[1].lower().rstrip("s")
+
+
+def same_words(given: str, right: str) -> bool:
     r"""Answers in words: \text{East} is east, and \text{(B)} is B."""
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False

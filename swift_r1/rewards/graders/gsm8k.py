@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import Literal
 
 from swift_r1.data.builtin import last_boxed
-from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer
+from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer, tidied, without_unit
 
 MAX_DIGITS = 60
-MAX_SLOT = 2_000  # characters of an answer tag that are read
+MAX_SLOT = 2_000  # characters of an answer; more is no number
 
 # 1,234.5 or 1234. or .5; not a part of a word, of an exponent or of another number
 _NUMBER = re.compile(
@@ -21,6 +21,13 @@ _NUMBER = re.compile(
     r"(?:\s?/\s?(?P<over>[0-9]+)(?![\w.]))?"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
+# Several answers: 7 or 8; x = 7, x = 8.
+_HEDGE = re.compile(r"\bor\b|[0-9]\s*(?:[,;](?![0-9]{3}(?![0-9]))|and\b)")
+# Beside a number: another one, a power, a function, a constant. All together they are another number, or several.
+_NOT_ALONE = re.compile(r"[0-9^]|\\(?!text)[A-Za-z]+")
+_JOINED = re.compile(r"\s*(?:\^|\\(?:sqrt|pi|times|cdot)\b)")
+_OF_A_UNIT = re.compile(r"\^\\circ|(?<=m)\^[23]|(?<=ft)\^[23]")  # 5 m^2
+_OR = re.compile(r"\bor\s+\$?$")
 _OAT_NUMBER = re.compile(r"(?:(?<![0-9])-)?(?:[0-9]*\.[0-9]+|[0-9]+)")
 
 
@@ -35,11 +42,11 @@ def grade_gsm8k(
 
     Args:
         completion: the model's text.
-        gold: the right number, as text or number; thousands commas allowed.
+        gold: the right number, as text or number; thousands commas allowed. As GSM8K has it, with `####` before it.
         mode: how the answer is found and compared.
-            `number`: the last answer tag, else the last box, else after the last `####`, and there the first number
-            after the last `=`; else the last number of the text. Compared as exact numbers: `$18.00` is 18, `18.`
-            is 18, `1,234` is 1234; units and percent signs do not count.
+            `number`: the last answer tag, else the last box, else after the last `####`, and there the only number
+            after the last `=` (`7 or 8` and `10^3` are no answer); else the last number of the text. Compared as
+            exact numbers: `$18.00` is 18, `18.` is 18, `1,234` is 1234; units and percent signs do not count.
             `oat`: the last number of the text, commas removed from both sides, compared as text (18.0 is not 18).
             `r1rl`: the first answer tag, all of it, commas removed, compared with the gold text.
         strip_gold: `r1rl`: remove the commas of the gold answer too (without it, `1,234` can never be answered).
@@ -70,14 +77,26 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
     """
     slot = _slot(completion)
     if slot is not None:
-        found = _NUMBER.search(_plain(slot[:MAX_SLOT].rpartition("=")[2]))
-        return (None if found is None else _value(found)), True
+        return _only_number(slot), True
     # From the end, in growing pieces: the last number is all that is wanted of a long text.
     for length in (200, len(completion)):
         found = next(iter(deque(_NUMBER.finditer(_plain(completion[-length:])), maxlen=1)), None)
         if found is not None and (found.start() > 20 or length >= len(completion)):
-            return _value(found), False
+            text, start, end = found.string, *found.span()
+            alone = not _JOINED.match(text, end) and not _OR.search(text, max(0, start - 5), start)
+            return (_value(found) if alone else None), False
     return None, False
+
+
+def _only_number(text: str) -> Fraction | None:
+    """The number after the last `=` of an answer, alone but for its unit or words; None where there is more."""
+    if len(text) > MAX_SLOT or _HEDGE.search(text):
+        return None
+    text = _plain(_OF_A_UNIT.sub("", without_unit(tidied(text.rpartition("=")[2]))[0]))
+    found = _NUMBER.search(text)
+    if found is None or _NOT_ALONE.search(text[: found.start()] + " " + text[found.end() :]):
+        return None
+    return _value(found)
 
 
 def _slot(completion: str) -> str | None:
@@ -116,7 +135,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _gold_number(gold: str | int | float) -> Fraction:
-    text = _plain(str(gold)).strip().rstrip("%").strip()
+    text = _plain(str(gold).rpartition("####")[2]).strip().rstrip("%").strip()
     found = _NUMBER.fullmatch(text)
     value = None if found is None else _value(found)
     if value is None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders.answers import CLOSE, OPEN, Grade, last_answer, tidied
-from swift_r1.rewards.graders.equality import equal, same_text
+from swift_r1.rewards.graders.equality import contradict, equal, same_text, same_words
 from swift_r1.rewards.graders.library import library_equal
 
 MAX_ANSWER = 2_000  # characters; more is wrong
@@ -49,9 +49,9 @@ def grade_math(
     if len(found) > MAX_ANSWER:
         return Grade(0.0, True)
     given = tidied(found)
-    right = any(same_text(given, one) for one in accepted)
+    right = any(same_text(given, one) or same_words(given, one) for one in accepted)
     if not right and verifier == "math_verify":
-        right = any(library_equal(found, given, one) for one in accepted)
+        right = any(not contradict(given, one) and library_equal(found, given, one) for one in accepted)
     elif not right:
         right = any(equal(given, one) for one in accepted)
     return Grade(float(right), True)

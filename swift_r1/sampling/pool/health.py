@@ -37,6 +37,7 @@ class Health:
         timeout_s: longest wait with no server at all; a line says when one has been away for as long.
         tell: hears of each server that is lost, given up, or back, that joins or leaves.
         source: what names the servers, where they come and go: a run without any waits then for another one.
+        stopping: whether the run was told to stop; it waits for no server then.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Health:
         timeout_s: float,
         tell: Events | None = None,
         source: str | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.sessions, self._snapshot, self._served, self._timeout_s = tuple(sessions), snapshot, served, timeout_s
-        self._tell, self._source = tell or Events(), source
+        self._tell, self._source, self._stopping = tell or Events(), source, stopping
         # What a newcomer must be like; without an instance, so that the server itself may come again.
         self._like = [(one.url, one.info.model_copy(update={"instance": ""})) for one in self.sessions[:1] if source]
         self._none_since = self._next_report = time.monotonic()  # where none is ready
@@ -159,13 +161,15 @@ class Health:
         return False
 
     def check_any(self) -> None:
-        """Raises ServerUnreachable where all servers have been away for `timeout_s`, what they were given up for where
-        all were and no others can come, or GatherAgain."""
+        """Raises ServerUnreachable where all servers have been away for `timeout_s`, or are while the run ends; what
+        they were given up for where all were and no others can come; or GatherAgain."""
         if self.wants_gather:
             raise GatherAgain
         with self._changed:
             if any(one.ready for one in self.sessions):
                 return
+            if self._stopping():
+                raise ServerUnreachable("no rollout server is there, and the run was told to stop")
             if any(one.users for one in self.sessions):  # with a large model longer than `timeout_s`
                 self._none_since = time.monotonic()
             failed: list[SwiftError] = [one.failed for one in self.sessions if one.failed is not None]

@@ -49,6 +49,7 @@ class ServerPool:
         fanout: `--weight_fanout`; None: what suits the servers.
         spans, tell: get what each server does, and which is lost or back, joins or leaves.
         source: what names the servers, where they come and go (`follow`).
+        stopping: whether the run was told to stop.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ServerPool:
         spans: Spans | None = None,
         tell: Events | None = None,
         source: str | None = None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         if _requests_at_once(len(sessions)) < len(sessions):
             needed, allowed = _FILES + (_FILES_EACH + 1) * len(sessions), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -76,7 +78,7 @@ class ServerPool:
         self.first = infos[0].model_copy(update=of_all)
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
-        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell, source)
+        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell, source, stopping)
         self._spans = spans or Spans()
         self._numbers: dict[str, int] = {}
         for one in sessions:

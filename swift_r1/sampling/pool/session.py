@@ -89,10 +89,15 @@ class Expected:
             )
         if info.tokenizer_hash == self.tokenizer_hash and info.vocab_size == self.vocab_size:
             return None
-        return (
-            f"the rollout server serves {info.model}, whose tokenizer or vocabulary is not that of --model "
-            f"{self.model}: start it with `swift rollout --model {self.model}`"
-        )
+        return another_model(info.model, self.model)
+
+
+def another_model(served: str, own: str) -> str:
+    """That a server's model cannot take the weights of the run's own."""
+    return (
+        f"the rollout server serves {served}, whose tokenizer or vocabulary is not that of --model {own}: "
+        f"start it with `swift rollout --model {own}`"
+    )
 
 
 class ServerSession:

@@ -18,7 +18,8 @@ ROLLOUTS = (
         "rollout/weight_check",
         "the same for four fixed sequences after an update, the largest of the servers",
         "nats",
-        "below 0.01 in float32, 0.2 in 16 bits; above it the weights are sent again, then the run ends",
+        "below 0.01 in float32; in 16 bits 0.2, or twice what it is before the first update; above it the weights are "
+        "sent again, then the run ends",
         f"{_SERVER}, after the first update and every `--weight_check_steps`",
     ),
     M("rollout/servers", "servers that take work", "", "all of them", _SERVER),

@@ -19,6 +19,7 @@ from swift_r1.models.weights import Weight, bucketed, parameters_of, part_of, po
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends import optimizer_state as saved
+from swift_r1.training.backends.host_block import HostBlock
 from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
 
 if TYPE_CHECKING:
@@ -216,29 +217,47 @@ class Movable:
     """Tensors that can leave their device for host memory and come back (`--offload_model`, `--offload_optimizer`).
 
     What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along.
-    Meanwhile none of it may be read.
+    Meanwhile none of it may be read. `zeros` are tensors that are all zeros whenever they leave: nothing is kept of
+    them.
     """
 
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._tensors = tensors  # asked each time: an optimizer has no moments before its first step
-        self._away: list[tuple[torch.UntypedStorage, Tensor]] = []
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]], zeros: Callable[[], Iterable[Tensor]] = tuple) -> None:
+        self._tensors, self._zeros = (
+            tensors,
+            zeros,
+        )  # asked each time: before its first step an optimizer has no moments
+        self._block: HostBlock | None = None
+        self._away: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []  # with their bytes; None for zeros
 
     def leave(self, device: torch.device) -> None:
-        """Copies to the host what is on a device of this type, and frees it there; what is away stays away."""
-        storages = (tensor.untyped_storage() for tensor in (() if self._away else self._tensors()))
-        for storage in {one.data_ptr(): one for one in storages}.values():
-            if storage.device.type == device.type and storage.nbytes():
-                on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
-                on_host.copy_(_bytes_of(storage), non_blocking=True)  # before what reuses it
-                storage.resize_(0)
-                self._away.append((storage, on_host))
+        """Copies to the host what is on a device of this type, and frees it there; what is away stays away. Raises
+        RunFailed: the host has no room."""
+        if self._away:
+            return
+        moved = _storages(self._tensors(), device)
+        if self._block is None:
+            self._block = HostBlock(device)
+        parts = self._block.parts([storage.nbytes() for storage in moved])
+        for storage, part in zip(moved, parts, strict=True):
+            part.copy_(_bytes_of(storage), non_blocking=True)  # before what reuses it
+            self._away.append((storage, storage.nbytes(), part))
+        self._away += [(storage, storage.nbytes(), None) for storage in _storages(self._zeros(), device)]
+        for storage, *_ in self._away:
+            storage.resize_(0)
 
     def come_back(self) -> None:
         """Does nothing where all of it is here."""
-        for storage, on_host in self._away:
-            storage.resize_(on_host.numel())
-            _bytes_of(storage).copy_(on_host, non_blocking=True)
+        for storage, nbytes, on_host in self._away:
+            storage.resize_(nbytes)
+            here = _bytes_of(storage)
+            here.zero_() if on_host is None else here.copy_(on_host, non_blocking=True)
         self._away = []
+
+
+def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
+    """Those on a device of this type, each once."""
+    found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return [one for one in found.values() if one.device.type == device.type and one.nbytes()]
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
@@ -273,8 +292,10 @@ class FrozenReference:
         self.policy, self._backend, self._host = policy, backend, list[Tensor]()
         if offload:
             self._host = [*policy.cpu().parameters(), *policy.buffers()]
-            for one in self._host if backend.device.type == "cuda" else ():
-                one.data = one.data.pin_memory()
+        if self._host and backend.device.type == "cuda":
+            parts = HostBlock(backend.device).parts([one.nbytes for one in self._host])
+            for one, part in zip(self._host, parts, strict=True):
+                one.data = part.view(one.dtype).view(one.shape).copy_(one)
         self.forward: Callable[..., Any] = policy
         self.weights = Movable(lambda: weights_of(policy))
 

@@ -71,12 +71,15 @@ class LocalBackend(Backend):
         groups = parameter_groups(((name, self._master_of[one]) for name, one in trained_parameters(model)), config)
         self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self._skips_by_itself = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
+        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states, self._gradients)
 
     def _states(self) -> Iterator[Tensor]:
         yield from self.masters if self._copies else ()
-        yield from (master.grad for master in self.masters if master.grad is not None)
         yield from states_of(self.optimizer)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """The sums, which are zeros between two steps."""
+        yield from (master.grad for master in self.masters if master.grad is not None)
 
     @property
     def loss_scale(self) -> float | None:
@@ -98,9 +101,10 @@ class LocalBackend(Backend):
             self.optimizer.step()
         elif total.isfinite():
             self.optimizer.step()
-        with torch.no_grad():
-            for parameter, master in self._master_of.items() if self._copies else ():
-                part_of(parameter).copy_(master)  # rounds to its dtype
+        if self._copies:
+            with torch.no_grad():
+                # Rounds to their dtype.
+                torch._foreach_copy_([part_of(parameter) for parameter in self._master_of], list(self.masters))
         norm = float(total)
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
@@ -109,7 +113,7 @@ class LocalBackend(Backend):
 
     def _grad_norm(self) -> Tensor:
         """Of all ranks' gradients."""
-        return torch.nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None])
+        return torch.nn.utils.get_total_norm(list(self._gradients()))
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         master = self._master_of[parameter]

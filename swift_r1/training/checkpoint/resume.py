@@ -157,6 +157,7 @@ class RunProgress:
     skipped_in_a_row: int = 0  # optimizer steps without an update at the end of those taken
     open_round: OpenRound | None = None  # the round in the middle, or None between rounds
     ended_epoch: bool = False  # the last step was the last of a pass over the prompts
+    evaluates: bool = False  # the weights of this step are to be evaluated, which a run that stops leaves to the next
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ class Checkpoints:
                 round=None if round_ is None else round_.facts(),
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
+                evaluates=progress.evaluates,
                 choices="" if self.choices is None else self.choices.state(position[0]),
             )
         with self.saver.ranks.busy():
@@ -224,8 +226,8 @@ class Checkpoints:
         if self.monitor is not None:
             self.monitor.restore(state.rewards)
             self.recorder.restore_window(state.window)
-        # Between rounds, the weights are published again under their old version.
-        again = state.round is None
+        # Between rounds, and to be evaluated, the weights are published again under their old version.
+        again = state.round is None or state.evaluates
         self.rollouts.resume(state.weight_version - again)
         rank, seed = self.saver.ranks.rank, int(state.fingerprint.args["seed"])
         if rng := rng_of(checkpoint, rank):
@@ -233,7 +235,9 @@ class Checkpoints:
         else:
             seed_everything(completion_seed(seed, "rank", rank, state.step))
         published = -1 if again else state.published
-        return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
+        return RunProgress(
+            RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row, evaluates=state.evaluates
+        )
 
 
 Steps = list[list[MicroBatch]]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.errors import RunFailed, describe
-from swift_r1.models.loading import Quantization
+from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import added_weights, has_adapters, policy_weights
@@ -146,6 +146,7 @@ class Saver:
         """Everything except models' weights and the state's buckets. Given no weights transformers writes the rest."""
         with _own_state(self.backend.model):
             self.backend.model.save_pretrained(folder, state_dict=adapters)
+        as_readable_as_its_config(folder)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
         try:

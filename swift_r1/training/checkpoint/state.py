@@ -62,6 +62,7 @@ class RunState:
     round: Mapping[str, Any] | None  # `done`, `metrics` and `seconds` of the open round; None between rounds
     logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
+    evaluates: bool = False  # the evaluation of this step is still to come
     choices: str = ""  # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
 
     def write(self, folder: Path) -> None:

@@ -30,6 +30,7 @@ _ANSWER_S = 10.0  # for the cluster's port
 _CALL_S = 60.0  # for a line to be passed on, and for an actor to start
 _END_S = 5.0
 _CHUNK = 1 << 16
+_NICENESS = "RAY_worker_niceness"  # of Ray's workers, 15 where it is not set: whatever they start would have it too
 _OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str, "python": str}
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -57,8 +58,8 @@ class AgentActor:
         if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the agent
-        # Ray sets this to the actor's CPUs for its own tasks.
-        environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        # Ray sets OMP_NUM_THREADS to the actor's CPUs for its own tasks.
+        environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", _NICENESS)}
         self._process = subprocess.Popen(
             [sys.executable, *words],
             env=environ,
@@ -173,6 +174,7 @@ class RayEngine:
             num_cpus=bundle.cpus,
             num_gpus=bundle.gpus,
             max_concurrency=3,  # send, receive and close
+            runtime_env={"env_vars": {_NICENESS: "0"}},
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
         )
         return RayPipe(made.remote(agent_words(self._silence_s), cores))
@@ -232,6 +234,8 @@ def _connect(address: str) -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # Ray has its own for SIGTERM
+    # No option keeps Ray from printing the last lines of a daemon's log, its state, when that dies.
+    vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
 
 
 def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:

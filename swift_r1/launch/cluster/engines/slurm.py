@@ -116,11 +116,20 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
         return _follow(job, log, heard)
 
 
-def after(code: int) -> int:
-    """After the driver's end inside a job: one that Slurm has told to end is queued again."""
+def after(code: int, folder: Path, max_restarts: int) -> int:
+    """After the driver's end inside a job: one that Slurm has told to end is queued again, unless more than
+    `max_restarts` of its starts in a row have brought the run in `folder` no further."""
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code
+    idle = _starts_without_a_step(folder)
+    if idle > max_restarts:
+        say(
+            f"job {job} is not queued again, since starts without a step gained: {idle} (--max_restarts "
+            f"{max_restarts}); slurm: time must be longer than start-up, a step and slurm: warning together",
+            "launch",
+        )
+        return EXIT_RUN_FAILED
     with _signals_heard():  # Slurm ends this process for it
         requeued = _call("scontrol", "requeue", job)
         if requeued.returncode:
@@ -128,6 +137,17 @@ def after(code: int) -> int:
         else:
             say(f"job {job} is queued again; it resumes from its last checkpoint", "launch")
     return code
+
+
+def _starts_without_a_step(folder: Path) -> int:
+    """How many starts of this job, this one included, have ended with the same checkpoint; notes this one's."""
+    log = folder / "launch" / "requeued.txt"
+    again = "SLURM_RESTART_COUNT" in os.environ and log.exists()
+    before = log.read_text(encoding="utf-8").split() if again else ["0"]
+    steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*[0-9]")]
+    step = str(max(steps, default=0))
+    log.write_text("\n".join([*before, step]) + "\n", encoding="utf-8")
+    return next((count for count, one in enumerate(reversed(before)) if one != step), len(before))
 
 
 def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
@@ -175,10 +195,11 @@ def _end(job: str, what: str, state: Mapping[str, str], interrupted: int) -> int
 
 def _waiting(job: str, state: Mapping[str, str]) -> str:
     reason, again = state.get("Reason", "None"), state.get("Restarts", "0")
+    why = "Slurm has not said yet for what" if reason == "None" else f"{reason}{_MEANINGS.get(reason, '')}"
     begun = f", after {again} restarts" if again != "0" else ""
     start = state.get("StartTime", "Unknown")
     expected = f"; Slurm expects to start it at {start}" if start != "Unknown" else ""
-    return f"job {job} waits{begun}: {reason}{_MEANINGS.get(reason, '')}{expected}"
+    return f"job {job} waits{begun}: {why}{expected}"
 
 
 _MEANINGS = {

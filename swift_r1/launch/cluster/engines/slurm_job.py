@@ -15,6 +15,8 @@ from swift_r1.launch.cluster.options import option_faults, read_options
 from swift_r1.launch.cluster.run_file import SERVERS, TRAIN, Role, RunFile
 
 DEFAULT_WARNING_S = 300
+_START_S = 60  # that servers and training take at the least to start
+_FROM_HOURS, _FROM_MINUTES = (3600, 60, 1), (60, 1)
 _OWN: dict[str, type] = {"partition": str, "account": str, "qos": str, "constraint": str, "mem": str, "sbatch": list}
 """Options of `sbatch` that a role may have its own of."""
 _KNOWN: dict[str, type] = {
@@ -50,9 +52,26 @@ def slurm_options(run: RunFile) -> dict[str, Any]:
         for role in ("train", "rollout", *SERVERS)
         for fault in option_faults(options.get(role, {}), _OWN)
     ]
+    time, warning = _seconds(options.get("time", "UNLIMITED")), options.get("warning", DEFAULT_WARNING_S)
+    if time <= warning + _START_S:
+        faults.append(
+            f"{run.path}: slurm: time {options['time']} is {time:g} s, and training is told to save {warning} s before "
+            f"its end (warning), which leaves nothing to train in once it has started (at least {_START_S} s)"
+        )
     if faults:
         raise UsageError(*faults)
     return options
+
+
+def _seconds(time: str) -> float:
+    """Of a time as Slurm takes it: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`; infinite where it sets
+    no limit, or is for Slurm to refuse."""
+    days, dash, clock = time.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3 or set(parts) == {"0"}:
+        return math.inf
+    places = _FROM_HOURS if dash or len(parts) == 3 else _FROM_MINUTES
+    return 86400 * int(days or 0) + sum(int(part) * place for part, place in zip(parts, places, strict=False))
 
 
 def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
