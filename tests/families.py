@@ -235,7 +235,9 @@ def family_class(family: str) -> Any:
 
 
 def tower_names(model: Any) -> set[str]:
-    """Of a whole multimodal model, the names of what is no language model."""
+    """Of a whole model, the names of what is no language model."""
+    if model.config.get_text_config() is model.config:
+        return set()
     text = ("language_model.", "text_model.", "lm_head.")
     return {name for name in model.state_dict() if not name.removeprefix("model.").startswith(text)}
 

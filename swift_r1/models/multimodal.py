@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from functools import cache
 from itertools import islice
@@ -19,6 +20,12 @@ from torch import nn
 
 NEVER = -1e4
 """The logit of a token that is never sampled: its probability is 0, and 0 times it is a number."""
+_PROCESSOR = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
 
 
@@ -102,13 +109,23 @@ def probe_tokens(count: int, config: Any) -> list[int]:
     return list(islice((token for token in tokens if token not in never), count))
 
 
-def stored_tensors(model: str) -> dict[str, Path]:
-    """The tensors of a model folder (or id) by their names there, and the file of each."""
+def _folder_of(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = Path(model).expanduser()
-    if not folder.is_dir():
-        folder = Path(snapshot_download(model, local_files_only=True))
+    return folder if folder.is_dir() else Path(snapshot_download(model, local_files_only=True))
+
+
+def copy_processor(model: str, folder: Path) -> None:
+    """Copies to `folder` what a model folder (or id) has beside its tokenizer for images, videos and sound."""
+    for name in _PROCESSOR:
+        if (file := _folder_of(model) / name).is_file():
+            shutil.copy(file, folder)
+
+
+def stored_tensors(model: str) -> dict[str, Path]:
+    """The tensors of a model folder (or id) by their names there, and the file of each."""
+    folder = _folder_of(model)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
