@@ -102,7 +102,7 @@ _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4,
 _DELTA = {name: value for name, value in FAMILIES["qwen3_next"].items() if name.startswith(("linear_", "layer_"))}
 _DELTA["rope_parameters"] = {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
 _GEMMA = FAMILIES["gemma3_text"]
-_TOKENS = {"image_token_id": 90, "video_token_id": 91}
+_TOKENS = {"image_token_id": 104, "video_token_id": 105}
 
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
@@ -130,7 +130,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "text_config": _GEMMA,
         "vision_config": {"model_type": "siglip_vision_model", **_PIXELS},
         "mm_tokens_per_image": 4,
-        "image_token_index": 90,
+        "image_token_index": 104,
     },
     "gemma4": {
         "text_config": {
@@ -142,33 +142,33 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
             "final_logit_softcapping": 4.0,
         },
         "vision_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64},
-        "image_token_id": 90,
-        "video_token_id": 91,
-        "audio_token_id": 92,
+        "image_token_id": 104,
+        "video_token_id": 105,
+        "audio_token_id": 106,
     },
     "mistral3": {
         "text_config": {"model_type": "mistral", "sliding_window": None},
         "vision_config": {"model_type": "pixtral", **_PIXELS, "head_dim": 16},
-        "image_token_index": 90,
+        "image_token_index": 104,
         "tie_word_embeddings": False,
     },
     "idefics3": {
         "text_config": {"model_type": "llama", "rope_parameters": _LLAMA3},
         "vision_config": _PIXELS,
-        "image_token_id": 90,
+        "image_token_id": 104,
         "pad_token_id": 0,
     },
     "smolvlm": {
         "text_config": {"model_type": "llama"},
         "vision_config": _PIXELS,
-        "image_token_id": 90,
+        "image_token_id": 104,
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     },
     "internvl": {
         "text_config": {"model_type": "qwen2", "rope_parameters": _YARN},
         "vision_config": {**_PIXELS, "image_size": [28, 28], "patch_size": [14, 14]},
-        "image_token_id": 90,
+        "image_token_id": 104,
         "tie_word_embeddings": False,
     },
     "llama4": {
@@ -188,7 +188,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
             "projector_output_dim": 32,
             "vision_output_dim": 32,
         },
-        "image_token_index": 90,
+        "image_token_index": 104,
     },
     "glm4v": {
         "text_config": {"rope_parameters": {**_SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}},
@@ -223,6 +223,7 @@ def family_config(family: str, vocab_size: int, **changes: Any) -> Any:
         del fields["head_dim"]
     if family in MULTIMODAL:
         own = MULTIMODAL[family]
+        fields["vocab_size"] += 8  # placeholders are no part of any text
         return AutoConfig.for_model(family, **own | {"text_config": fields | own["text_config"] | changes})
     return AutoConfig.for_model(family, **fields | FAMILIES[family] | changes)
 

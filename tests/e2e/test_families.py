@@ -77,7 +77,7 @@ def test_with_the_embedded_engine(runs, table, tmp_path, family, train_type):
         assert not trained and any(tensor.any() for name, tensor in adapters.items() if ".lora_B." in name)
         return
     # All that has a gradient was trained: of a bias that all keys share it is 0 but for rounding.
-    buffers = {name for name in before if name.endswith("e_score_correction_bias")}
+    buffers = {name for name in before if name.endswith(("e_score_correction_bias", "layer_scalar"))}
     towers = tower_names(family_model(family, VOCAB))
     assert before.keys() == after.keys() and trained == before.keys() - buffers - towers
     # And the file is in the form of the family's checkpoints.

@@ -39,8 +39,7 @@ VOCAB = 102
 
 
 def tokens(count):
-    """Without those that stand for parts of images."""
-    return torch.randint(3, 90, (count,), generator=GENERATOR).tolist()
+    return torch.randint(3, VOCAB, (count,), generator=GENERATOR).tolist()
 
 
 PROMPTS = [prompt for prompt in (tokens(21), tokens(13)) for _ in range(3)]
