@@ -4,6 +4,7 @@ table (`pytest -m long -s tests/e2e/test_families.py` prints it at its end)."""
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ SERVED_WITH = {"cohere2": {"sliding_window": 512}}
 def reloaded(folder, family):
     """Every tensor that transformers has after loading, towers too."""
     return family_class(family).from_pretrained(folder, dtype=torch.float32).state_dict()
+
+
+def stored(folder):
+    """The tensors of a checkpoint's files."""
+    return {name: one for path in folder.glob("model*.safetensors") for name, one in load_file(path).items()}
 
 
 def steps(folder):
@@ -85,7 +91,7 @@ def test_with_the_embedded_engine(runs, table, tmp_path, family, train_type):
     assert files[0].keys() == files[1].keys()
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(NOT_SERVED)))
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *MULTIMODAL} - set(NOT_SERVED)))
 def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
     model = save_family(tmp_path / "model", family, **SERVED_WITH.get(family, {}))
     server = launch_server(model, torch_dtype="float32", max_model_len=256)
@@ -97,3 +103,45 @@ def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
     checks = [line["rollout/weight_check"] for line in run.steps if "rollout/weight_check" in line]
     table(family, "vllm", max(checks))
     assert len(checks) == 2 and max(checks) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{"processes": 2}, {"deepspeed": "zero1"}, {"deepspeed": "zero3"}, {"fsdp": "fsdp2"}],
+    ids=["ddp", "zero1", "zero3", "fsdp2"],
+)
+def test_a_language_model_is_trained_over_ranks(runs, tmp_path, ways):
+    """As by one process, whatever is spread; a resumed run ends as one that was never cut, and towers are copied."""
+    model = save_family(tmp_path / "model", "gemma3")
+    (model / "preprocessor_config.json").write_text("{}")
+    for folder, more in (("alone", {"per_device_train_batch_size": 16}), ("spread", {"processes": 2} | ways)):
+        run = runs.run(tmp_path / folder, model=model, train_type="full", use_vllm="false", **TWO_STEPS | more)
+        assert run.code == 0
+    alone, spread = (stored(tmp_path / folder / "checkpoint-2") for folder in ("alone", "spread"))
+    before = stored(model)
+    assert alone.keys() == spread.keys() == before.keys()
+    for name, tensor in spread.items():
+        torch.testing.assert_close(tensor, alone[name], atol=2e-4, rtol=0)
+        assert torch.equal(tensor, before[name]) == name.startswith(("vision_tower.", "multi_modal_projector."))
+    assert (tmp_path / "spread" / "checkpoint-2" / "preprocessor_config.json").read_text() == "{}"
+
+
+def test_a_multimodal_run_goes_on_where_it_was_cut_and_is_merged(runs, tmp_path):
+    from swift_r1.cli.main import main
+
+    model = save_family(tmp_path / "model", "qwen3_5")
+    flags = TWO_STEPS | {"model": model, "train_type": "lora", "use_vllm": "false", "save_steps": 1}
+    assert runs.run(tmp_path / "whole", **flags).code == 0
+    assert runs.run(tmp_path / "cut", **flags | {"max_steps": 2, "save_steps": 1}).code == 0
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
+    resumed = runs.run(tmp_path / "cut", **flags, resume_from_checkpoint=tmp_path / "cut" / "checkpoint-1")
+    assert resumed.code == 0
+    files = [load_file(tmp_path / folder / "checkpoint-2" / "adapter_model.safetensors") for folder in ("whole", "cut")]
+    assert files[0].keys() == files[1].keys() and all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    assert not any("visual" in name for name in files[0])
+    adapters = tmp_path / "cut" / "checkpoint-2"
+    assert main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(tmp_path / "merged")]) == 0
+    before, merged = load_file(model / "model.safetensors"), load_file(tmp_path / "merged" / "model.safetensors")
+    assert before.keys() == merged.keys()
+    changed = {name for name in before if not torch.equal(before[name], merged[name])}
+    assert changed and not any("visual" in name for name in changed)

@@ -136,6 +136,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": not has_gpu,
         **passed_to_vllm(config),
         "trust_remote_code": False,
+        "language_model_only": True,  # of a multimodal model: its towers get no memory, and no weights from a trainer
         "load_format": "safetensors",  # else a model without them is read from pickles
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
         "worker_extension_cls": _WORKER,
