@@ -93,6 +93,8 @@ def test_with_the_embedded_engine(runs, table, tmp_path, family, train_type):
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES, *MULTIMODAL} - set(NOT_SERVED)))
 def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
+    if family in MULTIMODAL:
+        pytest.importorskip("torchvision")
     model = save_family(tmp_path / "model", family, **SERVED_WITH.get(family, {}))
     server = launch_server(model, torch_dtype="float32", max_model_len=256)
     try:

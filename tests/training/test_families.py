@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.checks import check_engine, narrowed
@@ -14,8 +15,9 @@ from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.multimodal import kept_on_disk, placeholders
+from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
+from swift_r1.sampling.remote import own_logprobs
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.micro_batches import SHARED, Form
@@ -136,6 +138,38 @@ def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, l
         saved = load_file(tmp_path / "model.safetensors")
         assert saved.keys() == file.keys() and all(torch.equal(saved[name], file[name]) for name in file)
         assert (tmp_path / "config.json").read_text() == (family.folder / "config.json").read_text()
+
+
+def test_positions_of_text_are_of_one_dimension(tmp_path):
+    """Multimodal rope over text is plain rope: Qwen2.5-VL's language model is a Qwen2."""
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(save_family(tmp_path, "qwen2_5_vl"), "float32", False).eval()
+    fields = model.config.get_text_config().to_dict()
+    del fields["model_type"], fields["rope_parameters"]["mrope_section"]
+    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **fields))
+    names = {name.replace("model.language_model.", "model."): tensor for name, tensor in model.state_dict().items()}
+    plain.load_state_dict(names)
+    ids = torch.tensor([PROMPTS[0]])
+    known = plain(ids).logits.index_fill(-1, torch.tensor(placeholders(model.config)), NEVER)
+    torch.testing.assert_close(model(ids).logits, known, atol=1e-4, rtol=0)
+
+
+def test_placeholders_are_never_drawn(tmp_path):
+    """However likely the model itself has made them."""
+    model = load_model(save_family(tmp_path, "gemma3", tie_word_embeddings=False), "float32", False)
+    never = placeholders(model.config)
+    with torch.no_grad():
+        decoder_of(model).norm.weight.fill_(1.0)
+        model.get_output_embeddings().weight[list(never)] *= 50
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True)
+    request = RolloutRequest(request_id="0", prompt_token_ids=(3, 4), n=4, seeds=(0, 1, 2, 3), sampling=sampling)
+    [output] = TransformersEngine(model, None, (2,), 0).generate([request], 0)
+    assert never and all(set(never).isdisjoint(one.token_ids) for one in output.completions)
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    for one in output.completions:
+        own = own_logprobs(backend, [(3, 4, *one.token_ids)], CPU)[0][1:]
+        torch.testing.assert_close(torch.tensor(own), torch.tensor(one.logprobs), atol=NOISE, rtol=0)
 
 
 def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
