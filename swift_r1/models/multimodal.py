@@ -38,7 +38,7 @@ def multimodal_class(config: Any) -> Any:
     """transformers' class for a multimodal config, None where it has none."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)  # type: ignore[no-untyped-call]
+    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
 
 
 def language_class(config: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
@@ -17,9 +20,11 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.remote import own_logprobs
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.checkpoint.tensors import ModelShards
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
@@ -138,6 +143,28 @@ def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, l
         saved = load_file(tmp_path / "model.safetensors")
         assert saved.keys() == file.keys() and all(torch.equal(saved[name], file[name]) for name in file)
         assert (tmp_path / "config.json").read_text() == (family.folder / "config.json").read_text()
+
+
+def test_every_tensor_of_a_hub_folder_is_in_a_checkpoint(tmp_path):
+    """Two files, names of today where transformers would write older ones, a head that transformers does not load."""
+    folder = save_family(tmp_path / "hub", "qwen2_5_vl")
+    own = load_file(folder / "model.safetensors")
+    names = [(r"^visual\.", "model.visual."), (r"^model\.(?!visual)", "model.language_model.")]
+    tensors = {functools.reduce(lambda name, one: re.sub(*one, name), names, name): own[name] for name in own}
+    tensors["mtp.norm.weight"] = torch.randn(7).bfloat16()
+    parts = {f"model-{part}.safetensors": dict(list(tensors.items())[part::2]) for part in (0, 1)}
+    for file, part in parts.items():
+        save_file(part, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()
+    backend = LocalBackend(load_model(folder, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    shards = ModelShards(backend.model, policy_weights(backend.model), Ranks(0, 1, CPU, None))
+    shards.write(tmp_path / "model.safetensors", shards.tensors(backend))
+    written, towers = load_file(tmp_path / "model.safetensors"), ("model.visual.", "mtp.")
+    assert written.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(written[name], tensor if name.startswith(towers) else tensor.bfloat16()), name
 
 
 def test_positions_of_text_are_of_one_dimension(tmp_path):

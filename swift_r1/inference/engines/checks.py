@@ -75,7 +75,7 @@ def check_engine(engine: TransformersEngine) -> None:
     where they differ by more than rounding. Under ZeRO-3 each rank has a model of its own for this."""
     model, device = engine.model, next(engine.model.parameters()).device
     differences: list[Tensor] = []
-    tokens = probe_tokens(21, cast(PreTrainedModel, model).config)
+    tokens = probe_tokens(21, model.config)
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     requests = [
         RolloutRequest(request_id=str(n), prompt_token_ids=tuple(tokens[n:]), n=2, seeds=(n, 7 + n), sampling=sampling)

@@ -129,7 +129,7 @@ class SwiftWorker:
         original = model.compute_logits
 
         def shaped(*args: Any, **kwargs: Any) -> Tensor | None:
-            logits = original(*args, **kwargs)
+            logits: Tensor | None = original(*args, **kwargs)
             if logits is None:
                 return None
             logits = logits.float() * scale

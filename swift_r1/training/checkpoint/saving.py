@@ -150,7 +150,7 @@ class Saver:
         as_readable_as_its_config(folder)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
-        copy_processor(self.backend.model.name_or_path, folder)
+        copy_processor(str(self.backend.model.name_or_path), folder)
         try:
             card = model_card(self.run_dir, step)
         except (OSError, ValueError, LookupError, TypeError) as error:

@@ -155,7 +155,7 @@ class ModelShards:
         self._model, self._ranks, self.dtype = model, ranks, dtype
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
         units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
-        units += _copied(kept_on_disk(model, model.name_or_path))
+        units += _copied(kept_on_disk(model, str(model.name_or_path)))
         units.sort(key=lambda unit: -unit.contents[0][1].dtype.itemsize)  # in a file each tensor is aligned then
         share = sum(unit.nbytes for unit in units) / ranks.world_size
         self._owned: list[tuple[int, _Unit]] = []
