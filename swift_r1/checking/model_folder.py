@@ -13,6 +13,7 @@ from swift_r1.runtime.hardware import CPU, cpu_multiplies
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _NOT_TEXT = ("vision_config", "audio_config", "speech_config")
+_NEEDS_TOWERS = {"gemma3n"}  # which embeds tokens of a text too by what belongs to its towers
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors reads no longer one
 
@@ -105,7 +106,7 @@ def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
         return f"is a {kind} with a {parts[0]}, and a critic is a text model: give one with the same tokenizer"
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
-    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES and "text_config" in config:
+    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES and "text_config" in config and kind not in _NEEDS_TOWERS:
         return None
     return f"is not a text model ({kind} with a {parts[0]}), nor one whose language model transformers can run alone"
 

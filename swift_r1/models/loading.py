@@ -77,7 +77,7 @@ def load_model(
             more["quantization_config"] = quantization.config(compute or torch.float32)
         more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
         loaded: Any = kind.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     model: PreTrainedModel = loaded[0]
     found: dict[str, Any] = loaded[1]
