@@ -88,6 +88,118 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
 }
 
+_TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_PIXELS = {**_TOWER, "image_size": 28, "patch_size": 14}
+_QWEN_TOWER = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+_DELTA = {name: value for name, value in FAMILIES["qwen3_next"].items() if name.startswith(("linear_", "layer_"))}
+_DELTA["rope_parameters"] = {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
+_GEMMA = FAMILIES["gemma3_text"]
+_TOKENS = {"image_token_id": 104, "video_token_id": 105}
+
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "text_config": {"rope_parameters": _SECTIONS},
+        "vision_config": {**_QWEN_TOWER, "fullatt_block_indexes": [0], "window_size": 16},
+        **_TOKENS,
+    },
+    "qwen3_vl": {
+        "text_config": {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
+        "vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        "tie_word_embeddings": True,
+        **_TOKENS,
+    },
+    "qwen3_5": {
+        "text_config": _DELTA,
+        "vision_config": {**_QWEN_TOWER, "num_position_embeddings": 16},
+        **_TOKENS,
+    },
+    "qwen3_5_moe": {
+        "text_config": {**_DELTA, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 32},
+        "vision_config": {**_QWEN_TOWER, "num_position_embeddings": 16},
+        **_TOKENS,
+    },
+    "gemma3": {
+        "text_config": _GEMMA,
+        "vision_config": {"model_type": "siglip_vision_model", **_PIXELS},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 104,
+    },
+    "gemma4": {
+        "text_config": {
+            "sliding_window": WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": [*_MIXED, *_MIXED],
+            "num_kv_shared_layers": 2,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 128,
+            "final_logit_softcapping": 4.0,
+        },
+        "vision_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64},
+        "image_token_id": 104,
+        "video_token_id": 105,
+        "audio_token_id": 106,
+    },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", "sliding_window": None},
+        "vision_config": {"model_type": "pixtral", **_PIXELS, "head_dim": 16},
+        "image_token_index": 104,
+        "tie_word_embeddings": False,
+    },
+    "idefics3": {
+        "text_config": {"model_type": "llama", "rope_parameters": _LLAMA3},
+        "vision_config": _PIXELS,
+        "image_token_id": 104,
+        "pad_token_id": 0,
+    },
+    "smolvlm": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": _PIXELS,
+        "image_token_id": 104,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    },
+    "internvl": {
+        "text_config": {"model_type": "qwen2", "rope_parameters": _YARN},
+        "vision_config": {**_PIXELS, "image_size": [28, 28], "patch_size": [14, 14]},
+        "image_token_id": 104,
+        "tie_word_embeddings": False,
+    },
+    "llama4": {
+        "text_config": {
+            "intermediate_size_mlp": 96,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["full_attention", "full_attention"],  # else the embedded engine refuses its chunks
+        },
+        "vision_config": {
+            **_PIXELS,
+            "intermediate_size": 128,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+            "vision_output_dim": 32,
+        },
+        "image_token_index": 104,
+    },
+    "glm4v": {
+        "text_config": {"rope_parameters": {**_SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}},
+        "vision_config": {**_QWEN_TOWER, "image_size": 16},
+        **_TOKENS,
+    },
+}
+"""Language models with towers beside them, which a run over texts leaves as they are."""
+
 
 def family_config(family: str, vocab_size: int, **changes: Any) -> Any:
     """The config of its tiny model: two layers, two heads of 32."""
@@ -111,16 +223,34 @@ def family_config(family: str, vocab_size: int, **changes: Any) -> Any:
         fields = {name: value for name, value in fields.items() if name not in ("num_key_value_heads", "head_dim")}
     if family.startswith("deepseek"):
         del fields["head_dim"]
+    if family in MULTIMODAL:
+        own = MULTIMODAL[family]
+        fields["vocab_size"] += 8  # placeholders are no part of any text
+        return AutoConfig.for_model(family, **own | {"text_config": fields | own["text_config"] | changes})
     return AutoConfig.for_model(family, **fields | FAMILIES[family] | changes)
+
+
+def family_class(family: str) -> Any:
+    """transformers' class for whole models of it."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    return AutoModelForMultimodalLM if family in MULTIMODAL else AutoModelForCausalLM
+
+
+def tower_names(model: Any) -> set[str]:
+    """Of a whole model, the names of what is no language model."""
+    if model.config.get_text_config() is model.config:
+        return set()
+    text = ("language_model.", "text_model.", "lm_head.")
+    return {name for name in model.state_dict() if not name.removeprefix("model.").startswith(text)}
 
 
 def family_model(family: str, vocab_size: int, seed: int = 0, **changes: Any) -> Any:
     """Random weights and persistent buffers, spread enough that the next token is far from uniform."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(family_config(family, vocab_size, **changes), dtype=torch.float32)
+    model = family_class(family).from_config(family_config(family, vocab_size, **changes), dtype=torch.float32)
     persistent = set(model.state_dict())
     for name, buffer in model.named_buffers():
         if name in persistent and buffer.is_floating_point():

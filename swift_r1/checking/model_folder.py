@@ -13,6 +13,7 @@ from swift_r1.runtime.hardware import CPU, cpu_multiplies
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _NOT_TEXT = ("vision_config", "audio_config", "speech_config")
+_NEEDS_TOWERS = {"gemma3n"}  # which embeds tokens of a text too by what belongs to its towers
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors reads no longer one
 
@@ -81,9 +82,8 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     which says why."""
     config = config_of(path)
     stored = config.get("quantization_config")
-    if parts := [name for name in config if name.endswith(_NOT_TEXT)]:
-        kind = config.get("model_type")
-        return [f"{flag} {model} is not a text model ({kind} with a {parts[0]}): give one without images and sound"]
+    if why := _not_text(config, flag):
+        return [f"{flag} {model} {why}"]
     if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
@@ -91,10 +91,24 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
         return [
             f"{flag} {model} brings its own code, which is never run: transformers has no {config.get('model_type')}"
         ]
-    heads = config.get("num_attention_heads")
+    heads = (config.get("text_config") or config).get("num_attention_heads")
     if isinstance(heads, int) and heads % spread:
         return [f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"]
     return []
+
+
+def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
+    """Why a multimodal model cannot read and write texts alone here; None where it can, and for a text model."""
+    parts, kind = [name for name in config if name.endswith(_NOT_TEXT)], config.get("model_type")
+    if not parts:
+        return None
+    if flag == "--critic_model":
+        return f"is a {kind} with a {parts[0]}, and a critic is a text model: give one with the same tokenizer"
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES and "text_config" in config and kind not in _NEEDS_TOWERS:
+        return None
+    return f"is not a text model ({kind} with a {parts[0]}), nor one whose language model transformers can run alone"
 
 
 def _has_own_class(model_type: object) -> bool:

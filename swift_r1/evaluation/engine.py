@@ -148,7 +148,7 @@ class LocalEngine(EvalEngine):
         self._ends = end_tokens(model, self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
         self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
-        check_engine(self._engine, self._engine.config.vocab_size)
+        check_engine(self._engine)
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """In order, as many questions of one task at once as the batch size holds."""

@@ -16,6 +16,7 @@ from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.lora import LoraSettings, add_lora
+from swift_r1.models.multimodal import language_class
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import Freezing, freeze
 from swift_r1.weights.expected import use_checkpoint_form
@@ -68,16 +69,15 @@ def load_model(
     weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
     the config's). Raises UsageError: if transformers cannot load it, it lacks weights, or it has none of the modules to
     adapt or weights to freeze."""
-    from transformers import AutoModelForCausalLM
-
+    kind = language_class(transformers_config(path, flag))
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
             compute = getattr(torch, dtype) if dtype else transformers_config(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
-    except (OSError, ValueError, KeyError) as error:
+        loaded: Any = kind.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     model: PreTrainedModel = loaded[0]
     found: dict[str, Any] = loaded[1]
@@ -93,7 +93,7 @@ def load_model(
             # On a CPU bitsandbytes would repack the weights for good when the model generates.
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch knows no such attribute
-    use_checkpoint_form(model)
+    use_checkpoint_form(model, str(path))
     prepare(model, gradient_checkpointing)
     if lora is not None:
         add_lora(model, lora)
@@ -134,10 +134,11 @@ def load_critic(
 def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> PreTrainedModel:
     """The reward model in `path`, with `adapters` merged into it and without gradients: a sequence classifier with the
     head that it or the adapters have, or a causal LM, which is asked. Raises UsageError: it cannot be loaded."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
     try:
-        if classifies := has_value_head(transformers_config(path, "--reward_model")):
+        known = transformers_config(path, "--reward_model")
+        if classifies := has_value_head(known):
             model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             from huggingface_hub import snapshot_download
@@ -152,7 +153,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
                     path, dtype=_dtype(dtype), num_labels=1, **SAFE
                 )
         if not classifies:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
+            model = language_class(known).from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from swift_r1.models.block_functions import gpu_kernels
+from swift_r1.models.multimodal import NEVER
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, gpu_logits_bytes
 
 # torch.addmm(float32, 16-bit, 16-bit, out_dtype=float32) is there since 2.8, and takes a float32 sum since 2.11.
@@ -32,6 +33,7 @@ class LogitForm(NamedTuple):
 
     scale: float = 1.0  # Cohere's `logit_scale`, or 1 / Granite's `logits_scaling`
     soft_cap: float | None = None  # Gemma's `final_logit_softcapping`, None without
+    never: tuple[int, ...] = ()  # tokens that are never sampled
 
 
 PLAIN = LogitForm()
@@ -121,6 +123,8 @@ def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: Log
         logits *= form.scale
     if form.soft_cap is not None:
         logits.div_(form.soft_cap).tanh_().mul_(form.soft_cap)
+    for token in form.never:
+        logits[:, token] = NEVER
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -208,7 +208,10 @@ def _expert_modules(model: PreTrainedModel) -> set[str]:
     mapping = get_model_conversion_mapping(model, add_legacy=False)
     sources = [source for one in mapping for source in one.source_patterns if ".experts.*." in source]
     parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources}
-    return parts | {"gate"} if parts else parts
+    # Llama 4's router is a linear layer that returns two tensors.
+    linear = ((name, type(one)) for name, one in model.named_modules() if isinstance(one, nn.Linear))
+    own = {name.rpartition(".")[2] for name, kind in linear if kind.__module__.startswith("transformers.models.")}
+    return parts | own | {"gate"} if parts else own
 
 
 @contextmanager

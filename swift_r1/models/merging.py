@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.loading import Quantization, as_readable_as_its_config, load_model, load_tokenizer
 from swift_r1.models.lora import take_adapter
+from swift_r1.models.multimodal import copy_processor, kept_on_disk
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
-from swift_r1.weights.expected import own_weights, skeleton
+from swift_r1.weights.expected import as_in_checkpoint, own_weights, skeleton, tied_names, use_checkpoint_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +69,14 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     if dtype is not None:
         plain = plain.to(getattr(torch, dtype))
     plain.generation_config = model.generation_config
-    plain.save_pretrained(output)
+    use_checkpoint_form(plain, base)
+    tensors = as_in_checkpoint(plain, {weight.name: weight.base for weight in policy_weights(plain)})
+    for name, path in kept_on_disk(plain, base).items():
+        with safe_open(path, "pt") as file:
+            tensors[name] = file.get_tensor(name)
+    plain._weight_conversions = []  # type: ignore[assignment]  # they have their names in the checkpoint
+    plain.save_pretrained(output, state_dict=tensors)
+    copy_processor(base, output)
     as_readable_as_its_config(output)
     tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
     load_tokenizer(str(tokenizer)).save_pretrained(output)
@@ -79,13 +88,13 @@ def misfit(base: str, adapters: Path) -> str | None:
 
     empty: Any = skeleton(base)
     expected = own_weights(empty)
-    tied = empty.config.get_text_config().tie_word_embeddings
+    tied = tuple(tied_names(empty))
     with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     for name, shape in sorted(shapes.items()):
         match = _ADDED.fullmatch(name)
         under = expected.get(f"{match[1]}{'.bias' if name.endswith('.bias') else '.weight'}") if match else None
-        if tied and name.endswith("lm_head.weight"):
+        if tied and name.endswith(tied):
             continue
         if match is None or under is None:
             return f"it has no {match[1] if match else name}"

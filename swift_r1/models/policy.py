@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from swift_r1.models.attention import PackedRow
 from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
+from swift_r1.models.multimodal import decoder_of, placeholders
 from swift_r1.models.weights import output_head
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
@@ -100,7 +101,7 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.logprob_head = LogprobHead(output_head(model), model.config.get_text_config())
+        self.logprob_head = LogprobHead(output_head(model), model.config)
 
     def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
         """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); of `K` tokens."""
@@ -138,8 +139,9 @@ class LogprobHead(nn.Module):
         if (loaded := getattr(output_embeddings, "original_module", None)) is not None:
             self.loaded_weight, self.loaded_bias = loaded.weight, getattr(loaded, "bias", None)
         # By transformers' names; `check_logprobs` finds out where an architecture does something else.
-        scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-        self.form = LogitForm(scale, getattr(config, "final_logit_softcapping", None))
+        text = config.get_text_config()
+        scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
+        self.form = LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float, top: int) -> TokenLogprobs:
         weight, bias = self.weight, self.bias
@@ -181,8 +183,6 @@ def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
         # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
         mask = inputs.token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)
         packed |= {"packed_row": inputs.packed_row, "sequence": inputs.sequence, "attention_mask": mask}
-    # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
-    whole: Any = model
-    inner = whole.get_decoder() if whole.base_model is whole else whole.base_model
-    hidden: Tensor = inner(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
+    read = decoder_of(model)
+    hidden: Tensor = read(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, inputs.positions)

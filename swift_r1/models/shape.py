@@ -47,7 +47,7 @@ class ModelShape:
     @property
     def without_head(self) -> int:
         """Numbers of the model without an output head of its own; one that is the embedding counts."""
-        return sum(size for name, size in self.weights if not name.startswith("lm_head."))
+        return sum(size for name, size in self.weights if not name.endswith("lm_head.weight"))
 
     @property
     def quantized(self) -> int:
@@ -86,7 +86,7 @@ def shape_of(model: str) -> ModelShape:
     architecture."""
     from torch import float32, nn
 
-    from swift_r1.weights.expected import skeleton
+    from swift_r1.weights.expected import skeleton, tied_names
 
     try:
         empty: Any = skeleton(model)
@@ -98,8 +98,8 @@ def shape_of(model: str) -> ModelShape:
     heads = text.num_attention_heads
     head_width = getattr(text, "head_dim", None) or text.hidden_size // heads
     sizes = {name: parameter.numel() for name, parameter in empty.named_parameters()}
-    if getattr(text, "tie_word_embeddings", False):
-        sizes.pop("lm_head.weight", None)
+    for name in tied_names(empty):
+        sizes.pop(name, None)
     return ModelShape(
         weights=tuple(sizes.items()),
         linear=tuple((name, (m.out_features, m.in_features)) for name, m in linear if m is not head),

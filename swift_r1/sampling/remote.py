@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
+from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
@@ -28,7 +30,6 @@ logger = logging.getLogger(__name__)
 _DONE, _GATHER_AGAIN = 0, -1
 
 _SEQUENCES, _LENGTH = 4, 48  # of the weight check
-_STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not repeat soon
 TOLERANCE, TOLERANCE_16_BIT, TOLERANCE_FP8 = 0.01, 0.2, 1.0
 """Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by
 0.075 from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
@@ -248,7 +249,7 @@ class ServerRollouts:
         can stay at an old version without an error.
         """
         model = self.backend.model
-        sequences = probe_sequences(model.config.get_text_config().vocab_size)
+        sequences = probe_sequences(model.config)
         own = own_logprobs(self.backend, sequences, self.ranks.device)
         self.before_scoring()
         found = None
@@ -276,9 +277,9 @@ def own_logprobs(
     return logps
 
 
-def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:
+def probe_sequences(config: Any) -> list[tuple[int, ...]]:
     """The fixed prompts: any tokens do, since both sides read the same ones."""
-    tokens = [number * _STEP % vocab_size for number in range(1, 1 + _SEQUENCES * _LENGTH)]
+    tokens = probe_tokens(_SEQUENCES * _LENGTH, config)
     return [tuple(tokens[start : start + _LENGTH]) for start in range(0, len(tokens), _LENGTH)]
 
 

@@ -14,6 +14,7 @@ from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
+from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Batching, collate, round_batch
@@ -31,7 +32,7 @@ def check_logprobs(backend: Backend) -> None:
     The output head is compared under the attention that is used, which leaves little to rounding, and the whole under
     transformers' eager attention, which leaves out nothing. Collective.
     """
-    token_ids = (torch.arange(1, 33, device=backend.device) * 7919 % backend.vocab_size).view(2, 16)
+    token_ids = torch.tensor(probe_tokens(32, backend.model.config), device=backend.device).view(2, 16)
     # In all places, the last ones for nothing: a GPU may round a product of fewer rows otherwise.
     inputs = ModelInputs(token_ids, torch.arange(32, device=backend.device), token_ids.roll(-1, 1).flatten())
     model = backend.model
@@ -85,7 +86,7 @@ def why_not_packed(backend: Backend, form: Form) -> str:
         return f"its {heads} attention heads do not divide among {sequence.size} ranks"
     if kinds := other_layers(config):
         return f"{name} has {', '.join(kinds)} layers, and only attention can be packed"
-    tokens = (torch.arange(1, 33) * 7919 % backend.vocab_size).tolist()
+    tokens = probe_tokens(32, backend.model.config)
     # Two prompts with two completions each.
     prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]
     completions = [tokens[10:15], tokens[15:22], tokens[22:25], tokens[25:31]]

@@ -254,7 +254,7 @@ def open_rollouts(
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
-        check_engine(engine, backend.vocab_size)
+        check_engine(engine)
         return EmbeddedRollouts(engine, backend, ranks)
     pool, limits = None, None
     if writers:

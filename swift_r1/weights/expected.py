@@ -25,6 +25,7 @@ def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
     import torch
 
     empty = skeleton(model)
+    use_checkpoint_form(empty, model)
     own = {name: torch.empty(shape, device="meta") for name, shape in own_weights(empty).items()}
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
 
@@ -32,37 +33,47 @@ def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
 def skeleton(model: str) -> nn.Module:
     """The causal LM `model` (a folder or name) on the meta device."""
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from swift_r1.models.multimodal import language_class
     from swift_r1.models.shape import transformers_config
 
     config = transformers_config(model)
     with torch.device("meta"):
-        empty: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call] # transformers' own
+        empty: nn.Module = language_class(config).from_config(config, trust_remote_code=False)
     return empty
 
 
 def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    if cast("PreTrainedModel", model).config.get_text_config().tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)  # in a skeleton it is not tied yet
+    tied = tied_names(model)  # in a skeleton they are not tied yet
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters() if name not in tied}
     lasting = model.state_dict(keep_vars=True)
     return shapes | {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in lasting}
 
 
-def use_checkpoint_form(model: nn.Module) -> None:
+def tied_names(model: nn.Module) -> set[str]:
+    """Names of the weights that are others'."""
+    return set(cast("PreTrainedModel", model).all_tied_weights_keys)
+
+
+def use_checkpoint_form(model: nn.Module, path: str) -> None:
     """From now on `model` is saved and sent in the form of its family's checkpoints, whichever its own file was in: the
-    server, which has not loaded that file, knows no other."""
+    server, which has not loaded that file, knows no other. One without its towers is in the form of the files in `path`
+    (a folder or name), where these are."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
+    from swift_r1.models.multimodal import is_multimodal, own_names, stored_tensors
+
     pretrained = cast("PreTrainedModel", model)
     conversions = get_model_conversion_mapping(pretrained, add_legacy=False)
+    if is_multimodal(pretrained.config):
+        own_names(pretrained, conversions, stored_tensors(path))
+        used = [one for one in conversions if one.was_used()]
+    else:
+        used = [one for one in conversions if not isinstance(one, PrefixChange)]
     # To mypy every attribute of a module is a tensor or a module.
-    pretrained._weight_conversions = [  # type: ignore[assignment]
-        one for one in conversions if not isinstance(one, PrefixChange)
-    ]
+    pretrained._weight_conversions = used  # type: ignore[assignment]
 
 
 def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

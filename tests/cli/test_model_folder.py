@@ -53,6 +53,18 @@ def test_weights_of_another_config(folder: Path, fields: dict[str, object], said
         load_model(str(folder), None, gradient_checkpointing=False)
 
 
+def test_towers_are_refused_where_the_language_model_cannot_run_alone(folder: Path) -> None:
+    reconfigure(folder, vision_config={}, model_type="gemma3", text_config={"num_attention_heads": 6})
+    assert model_faults(str(folder), {}) == []
+    [fault] = model_faults(str(folder), {}, spread=4)
+    assert fault.startswith("--sequence_parallel_size 4 does not divide the 6 attention heads")
+    [fault] = model_faults(str(folder), {}, "--critic_model")
+    assert "a critic is a text model" in fault
+    reconfigure(folder, model_type="siglip")
+    [fault] = model_faults(str(folder), {})
+    assert "is not a text model (siglip with a vision_config), nor one whose language model" in fault
+
+
 def test_an_unknown_architecture(folder: Path) -> None:
     reconfigure(folder, model_type="foo")
     with pytest.raises(UsageError, match=r"cannot load the config of .* model type `foo`"):

@@ -4,16 +4,18 @@ table (`pytest -m long -s tests/e2e/test_families.py` prints it at its end)."""
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.families import FAMILIES, save_family
+from tests.families import FAMILIES, MULTIMODAL, family_class, family_model, save_family, tower_names
 from tests.resume.conftest import Runs
 
 pytestmark = pytest.mark.long
 
+VOCAB = 102
 TWO_STEPS = {
     "torch_dtype": "float32",
     "max_steps": 2,
@@ -33,10 +35,14 @@ SERVED_WITH = {"cohere2": {"sliding_window": 512}}
 """vLLM lets Cohere 2's windows see one token more than transformers does: they agree up to the window."""
 
 
-def reloaded(folder):
-    from transformers import AutoModelForCausalLM
+def reloaded(folder, family):
+    """Every tensor that transformers has after loading, towers too."""
+    return family_class(family).from_pretrained(folder, dtype=torch.float32).state_dict()
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+
+def stored(folder):
+    """The tensors of a checkpoint's files."""
+    return {name: one for path in folder.glob("model*.safetensors") for name, one in load_file(path).items()}
 
 
 def steps(folder):
@@ -60,29 +66,35 @@ def runs(tiny_model):
 
 
 @pytest.mark.parametrize("train_type", ["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MULTIMODAL])
 def test_with_the_embedded_engine(runs, table, tmp_path, family, train_type):
     model, folder = save_family(tmp_path / "model", family), tmp_path / "run"
     assert runs.run(folder, model=model, train_type=train_type, use_vllm="false", **TWO_STEPS).code == 0
     differences = [line["rollout/logp_diff"] for line in steps(folder)]
     table(family, train_type, max(differences))
     assert len(differences) == 2 and max(differences) < 1e-4
-    before, after = reloaded(model), reloaded(folder / "checkpoint-2")
+    if train_type == "lora":
+        # Adapters alone are in the folder, and are over the model as it was.
+        assert {path.name for path in (folder / "checkpoint-2").glob("*.safetensors")} == {"adapter_model.safetensors"}
+    before, after = reloaded(model, family), reloaded(folder / "checkpoint-2", family)
     trained = {name for name, tensor in before.items() if not torch.equal(tensor, after.get(name, tensor))}
     if train_type == "lora":
         adapters = load_file(folder / "checkpoint-2" / "adapter_model.safetensors")
         assert not trained and any(tensor.any() for name, tensor in adapters.items() if ".lora_B." in name)
         return
     # All that has a gradient was trained: of a bias that all keys share it is 0 but for rounding.
-    buffers = {name for name in before if name.endswith("e_score_correction_bias")}
-    assert before.keys() == after.keys() and trained == before.keys() - buffers
+    buffers = {name for name in before if name.endswith(("e_score_correction_bias", "layer_scalar"))}
+    towers = tower_names(family_model(family, VOCAB))
+    assert before.keys() == after.keys() and trained == before.keys() - buffers - towers
     # And the file is in the form of the family's checkpoints.
-    files = [load_file(path / "model.safetensors").keys() for path in (model, folder / "checkpoint-2")]
-    assert files[0] == files[1]
+    files = [load_file(path / "model.safetensors") for path in (model, folder / "checkpoint-2")]
+    assert files[0].keys() == files[1].keys()
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(NOT_SERVED)))
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *MULTIMODAL} - set(NOT_SERVED)))
 def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
+    if family in MULTIMODAL:
+        pytest.importorskip("torchvision")
     model = save_family(tmp_path / "model", family, **SERVED_WITH.get(family, {}))
     server = launch_server(model, torch_dtype="float32", max_model_len=256)
     try:
@@ -93,3 +105,45 @@ def test_through_vllm(rlhf, launch_server, table, tmp_path, family):
     checks = [line["rollout/weight_check"] for line in run.steps if "rollout/weight_check" in line]
     table(family, "vllm", max(checks))
     assert len(checks) == 2 and max(checks) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [{"processes": 2}, {"deepspeed": "zero1"}, {"deepspeed": "zero3"}, {"fsdp": "fsdp2"}],
+    ids=["ddp", "zero1", "zero3", "fsdp2"],
+)
+def test_a_language_model_is_trained_over_ranks(runs, tmp_path, ways):
+    """As by one process, whatever is spread; a resumed run ends as one that was never cut, and towers are copied."""
+    model = save_family(tmp_path / "model", "gemma3")
+    (model / "preprocessor_config.json").write_text("{}")
+    for folder, more in (("alone", {"per_device_train_batch_size": 16}), ("spread", {"processes": 2} | ways)):
+        run = runs.run(tmp_path / folder, model=model, train_type="full", use_vllm="false", **TWO_STEPS | more)
+        assert run.code == 0
+    alone, spread = (stored(tmp_path / folder / "checkpoint-2") for folder in ("alone", "spread"))
+    before = stored(model)
+    assert alone.keys() == spread.keys() == before.keys()
+    for name, tensor in spread.items():
+        torch.testing.assert_close(tensor, alone[name], atol=2e-4, rtol=0)
+        assert torch.equal(tensor, before[name]) == name.startswith(("vision_tower.", "multi_modal_projector."))
+    assert (tmp_path / "spread" / "checkpoint-2" / "preprocessor_config.json").read_text() == "{}"
+
+
+def test_a_multimodal_run_goes_on_where_it_was_cut_and_is_merged(runs, tmp_path):
+    from swift_r1.cli.main import main
+
+    model = save_family(tmp_path / "model", "qwen3_5")
+    flags = TWO_STEPS | {"model": model, "train_type": "lora", "use_vllm": "false", "save_steps": 1}
+    assert runs.run(tmp_path / "whole", **flags).code == 0
+    assert runs.run(tmp_path / "cut", **flags | {"max_steps": 2, "save_steps": 1}).code == 0
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-2")
+    resumed = runs.run(tmp_path / "cut", **flags, resume_from_checkpoint=tmp_path / "cut" / "checkpoint-1")
+    assert resumed.code == 0
+    files = [load_file(tmp_path / folder / "checkpoint-2" / "adapter_model.safetensors") for folder in ("whole", "cut")]
+    assert files[0].keys() == files[1].keys() and all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    assert not any("visual" in name for name in files[0])
+    adapters = tmp_path / "cut" / "checkpoint-2"
+    assert main(["merge-lora", "--adapters", str(adapters), "--output_dir", str(tmp_path / "merged")]) == 0
+    before, merged = load_file(model / "model.safetensors"), load_file(tmp_path / "merged" / "model.safetensors")
+    assert before.keys() == merged.keys()
+    changed = {name for name in before if not torch.equal(before[name], merged[name])}
+    assert changed and not any("visual" in name for name in changed)

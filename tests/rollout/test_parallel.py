@@ -123,7 +123,7 @@ def test_vllm_on_two_workers_takes_new_weights(
     folder = tiny_model if tied else tiny_model_untied
     server = launch_server(folder, torch_dtype="float32", **{how: 2})
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    sequences = probe_sequences(model.config.vocab_size)
+    sequences = probe_sequences(model.config)
     ids = torch.tensor(sequences)
     generator = torch.Generator().manual_seed(1)
     with RolloutClient(server.url) as client, torch.no_grad():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.checks import check_engine, narrowed
@@ -14,19 +18,27 @@ from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
+from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.remote import own_logprobs
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.checkpoint.tensors import ModelShards
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import as_in_checkpoint, expected_weights
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-from tests.families import FAMILIES, WINDOW, save_family
+from tests.families import FAMILIES, MULTIMODAL, WINDOW, family_class, save_family, tower_names
 
 CPU = torch.device("cpu")
 PACKED = Form(packed=True)
-NOT_PACKED = {"qwen3_next": {PACKED, SHARED}, "gpt_oss": {PACKED, SHARED}, "gemma2": {SHARED}}
+NOT_PACKED = {
+    **{name: {PACKED, SHARED} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
+    "gpt_oss": {PACKED, SHARED},
+    "gemma2": {SHARED},
+}
 """Where a completion would see others, or attention is not SDPA's: prompts are then computed for each."""
 NOISE = 1e-4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -50,17 +62,17 @@ class Family(NamedTuple):
 
     def plain_logprobs(self, prompt, completion):
         ids = torch.tensor([[*prompt, *completion]])
-        logps = self.plain(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        logits = self.plain(ids).logits[0, len(prompt) - 1 : -1]
+        never = torch.tensor(placeholders(self.plain.config), dtype=torch.long)
+        logps = logits.index_fill(-1, never, float("-inf")).log_softmax(-1)
         return logps.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *MULTIMODAL])
 def family(request, tmp_path_factory):
-    from transformers import AutoModelForCausalLM
-
     folder = save_family(tmp_path_factory.mktemp("models") / request.param, request.param)
     backend = LocalBackend(load_model(folder, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    plain = family_class(request.param).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return Family(request.param, folder, backend, plain)
 
 
@@ -71,7 +83,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
     own = torch.cat([family.plain_logprobs(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)])
     own.sum().backward()
     expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
-    largest = max(gradient.abs().max() for gradient in expected.values())
+    largest = max(gradient.abs().max() for gradient in expected.values() if gradient is not None)
     batch = round_batch(PROMPTS, COMPLETIONS, [[0.0] * len(c) for c in COMPLETIONS], [0.0] * 6, [False] * 6)
     for form, units in (
         (Form(), [(i,) for i in range(6)]),
@@ -87,7 +99,9 @@ def test_logprobs_and_gradients_are_the_models_own(family):
         logps = family.backend.logprobs(inputs, 1.0).logps
         torch.testing.assert_close(logps, own, atol=NOISE, rtol=0)
         logps.sum().backward()
-        for name, parameter in family.backend.model.named_parameters():
+        trained = dict(family.backend.model.named_parameters())
+        assert expected.keys() - trained.keys() == tower_names(family.plain) & expected.keys()
+        for name, parameter in trained.items():
             # Some, as that of a bias that all keys share, are 0 but for rounding.
             scale = expected[name].abs().max() + 1e-3 * largest
             torch.testing.assert_close(parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0)
@@ -96,7 +110,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
 @torch.no_grad()
 def test_the_embedded_engine_samples_from_the_model(family):
     engine = TransformersEngine(family.backend.model, None, (2,), 0)
-    check_engine(engine, VOCAB)
+    check_engine(engine)
     sampling = SamplingParams(max_tokens=24)
     requests = [
         RolloutRequest(request_id=str(n), prompt_token_ids=tuple(prompt), n=2, seeds=(n, 9 + n), sampling=sampling)
@@ -118,7 +132,9 @@ def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, l
     sent = {}
     for weight in policy_weights(model):
         sent |= as_in_checkpoint(model, {weight.name: weight.value()})
-    file = load_file(family.folder / "model.safetensors")
+    whole = load_file(family.folder / "model.safetensors")
+    disk = kept_on_disk(family.backend.model, str(family.folder))
+    file = {name: tensor for name, tensor in whole.items() if name not in disk}
     assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == expected_weights(str(family.folder))
     assert sent.keys() == file.keys() and all(torch.equal(sent[name], file[name]) for name in file)
     if lora is None:
@@ -127,6 +143,60 @@ def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, l
         saved = load_file(tmp_path / "model.safetensors")
         assert saved.keys() == file.keys() and all(torch.equal(saved[name], file[name]) for name in file)
         assert (tmp_path / "config.json").read_text() == (family.folder / "config.json").read_text()
+
+
+def test_every_tensor_of_a_hub_folder_is_in_a_checkpoint(tmp_path):
+    """Two files, names of today where transformers would write older ones, a head that transformers does not load."""
+    folder = save_family(tmp_path / "hub", "qwen2_5_vl")
+    own = load_file(folder / "model.safetensors")
+    names = [(r"^visual\.", "model.visual."), (r"^model\.(?!visual)", "model.language_model.")]
+    tensors = {functools.reduce(lambda name, one: re.sub(*one, name), names, name): own[name] for name in own}
+    tensors["mtp.norm.weight"] = torch.randn(7).bfloat16()
+    parts = {f"model-{part}.safetensors": dict(list(tensors.items())[part::2]) for part in (0, 1)}
+    for file, part in parts.items():
+        save_file(part, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").unlink()
+    backend = LocalBackend(load_model(folder, "bfloat16", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    shards = ModelShards(backend.model, policy_weights(backend.model), Ranks(0, 1, CPU, None))
+    shards.write(tmp_path / "model.safetensors", shards.tensors(backend))
+    written, towers = load_file(tmp_path / "model.safetensors"), ("model.visual.", "mtp.")
+    assert written.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(written[name], tensor if name.startswith(towers) else tensor.bfloat16()), name
+
+
+def test_positions_of_text_are_of_one_dimension(tmp_path):
+    """Multimodal rope over text is plain rope: Qwen2.5-VL's language model is a Qwen2."""
+    from transformers import AutoModelForCausalLM
+
+    model = load_model(save_family(tmp_path, "qwen2_5_vl"), "float32", False).eval()
+    fields = model.config.get_text_config().to_dict()
+    del fields["model_type"], fields["rope_parameters"]["mrope_section"]
+    plain = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **fields))
+    names = {name.replace("model.language_model.", "model."): tensor for name, tensor in model.state_dict().items()}
+    plain.load_state_dict(names)
+    ids = torch.tensor([PROMPTS[0]])
+    known = plain(ids).logits.index_fill(-1, torch.tensor(placeholders(model.config)), NEVER)
+    torch.testing.assert_close(model(ids).logits, known, atol=1e-4, rtol=0)
+
+
+def test_placeholders_are_never_drawn(tmp_path):
+    """However likely the model itself has made them."""
+    model = load_model(save_family(tmp_path, "gemma3", tie_word_embeddings=False), "float32", False)
+    never = placeholders(model.config)
+    with torch.no_grad():
+        decoder_of(model).norm.weight.fill_(1.0)
+        model.get_output_embeddings().weight[list(never)] *= 50
+    sampling = SamplingParams(max_tokens=64, ignore_eos=True)
+    request = RolloutRequest(request_id="0", prompt_token_ids=(3, 4), n=4, seeds=(0, 1, 2, 3), sampling=sampling)
+    [output] = TransformersEngine(model, None, (2,), 0).generate([request], 0)
+    assert never and all(set(never).isdisjoint(one.token_ids) for one in output.completions)
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    for one in output.completions:
+        own = own_logprobs(backend, [(3, 4, *one.token_ids)], CPU)[0][1:]
+        torch.testing.assert_close(torch.tensor(own), torch.tensor(one.logprobs), atol=NOISE, rtol=0)
 
 
 def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
@@ -203,10 +273,10 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     model = load_model(save_family(tmp_path, "mistral", sliding_window=4096), "float32", False)
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     engine = TransformersEngine(model, None, (2,), 0)
-    check_engine(engine, VOCAB)
+    check_engine(engine)
     assert why_not_packed(backend, SHARED) == ""
     monkeypatch.setitem(AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention))
     with pytest.raises(UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"):
-        check_engine(engine, VOCAB)
+        check_engine(engine)
     monkeypatch.setitem(AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention))
     assert "see its neighbours" in why_not_packed(backend, SHARED)

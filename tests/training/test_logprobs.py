@@ -79,6 +79,33 @@ def test_several_targets_of_a_row(form, chunk_size):
         torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("form", [PLAIN, LogitForm(scale=0.4, soft_cap=3.0)])
+def test_tokens_that_are_never_sampled(form):
+    """As if the head did not have them."""
+    hidden, weight, bias, targets, upstream = problem(torch.float32)
+    never = (5, 90)
+    kept = torch.tensor([token for token in range(len(weight)) if token not in never])
+    targets = kept[targets % len(kept)]
+    places = torch.searchsorted(kept, targets)
+    few = selective_logprobs(hidden, weight[kept], places, bias=bias[kept], form=form, temperature=0.7)
+    few_gradients = torch.autograd.grad(few.logps, (hidden, weight, bias), upstream)
+    for chunk_size in (None, 8):
+        out = selective_logprobs(
+            hidden,
+            weight,
+            targets,
+            bias=bias,
+            form=form._replace(never=never),
+            temperature=0.7,
+            chunk_size=chunk_size,
+        )
+        torch.testing.assert_close(out.logps, few.logps, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(out.entropies, few.entropies, rtol=1e-5, atol=1e-5)
+        gradients = torch.autograd.grad(out.logps, (hidden, weight, bias), upstream)
+        for own, expected in zip(gradients, few_gradients, strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_likeliest_tokens():
     hidden, weight, bias, targets, _ = problem(torch.float32)
     out = selective_logprobs(hidden, weight, targets, bias=bias, temperature=0.7, chunk_size=8, top=5)

@@ -54,7 +54,20 @@ def test_everything_that_spans_ranks_counts_a_group_once(step, tiny_model):
 
 
 @pytest.mark.parametrize(
-    "family", ["mistral", "gemma3_text", "qwen3_moe", "deepseek_v3", "phi3", "cohere2", "smollm3", "gpt2", "opt"]
+    "family",
+    [
+        "mistral",
+        "gemma3_text",
+        "qwen3_moe",
+        "deepseek_v3",
+        "phi3",
+        "cohere2",
+        "smollm3",
+        "gpt2",
+        "opt",
+        "qwen2_5_vl",
+        "gemma4",
+    ],
 )
 def test_families(step, tmp_path, family):
     """Short windows, heads whose values are narrower than their keys, positions that are learned."""

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.models.multimodal import probe_tokens
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 _TOLERANCE, _TOLERANCE_16_BIT = 1e-3, 0.15
@@ -69,12 +70,12 @@ def tolerance(model: nn.Module) -> float:
     return _TOLERANCE if model.dtype == torch.float32 else _TOLERANCE_16_BIT
 
 
-def check_engine(engine: TransformersEngine, vocab_size: int) -> None:
+def check_engine(engine: TransformersEngine) -> None:
     """Compares a few completions of prompts of several lengths with the model's own forward pass; raises UsageError
     where they differ by more than rounding. Under ZeRO-3 each rank has a model of its own for this."""
     model, device = engine.model, next(engine.model.parameters()).device
     differences: list[Tensor] = []
-    tokens = (torch.arange(1, 22) * 7919 % vocab_size).tolist()
+    tokens = probe_tokens(21, model.config)
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     requests = [
         RolloutRequest(request_id=str(n), prompt_token_ids=tuple(tokens[n:]), n=2, seeds=(n, 7 + n), sampling=sampling)

@@ -22,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
+from swift_r1.models.multimodal import placeholders
 from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.protocol import (
     AdapterConfig,
@@ -48,11 +49,12 @@ class VllmEngine:
         self._llm, self._timeout = llm, timeout
         self._loads = self._adapters = self._version = 0
         self._adapter: _Adapter | None = None
-        self._stuck = False
+        self._stuck = self._shaped = False
         # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
         # output head counts sequences, not tokens).
         self.scores_alone = llm.vllm_config.lora_config is not None
         config = llm.vllm_config.model_config
+        self._never = placeholders(config.hf_config)
         parallel = llm.vllm_config.parallel_config
         tokenizer = llm.get_tokenizer()
         self.prompts = PromptTokenizer(tokenizer)
@@ -131,7 +133,7 @@ class VllmEngine:
         return [entry or {} for entry in entries[1:]]
 
     async def set_score_temperature(self, temperature: float) -> None:
-        await self._on_workers("swift_set_logits_scale", 1.0 / temperature)
+        await self._on_workers("swift_shape_logits", 1.0 / temperature, self._never)
 
     async def load_weights(self, files: Sequence[Path], version: int) -> None:
         counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
@@ -215,6 +217,9 @@ class VllmEngine:
         return last
 
     async def _outputs(self, tokens: Sequence[int], params: VllmSampling) -> AsyncIterator[RequestOutput]:
+        if self._never and not self._shaped:
+            await self.set_score_temperature(1.0)
+            self._shaped = True
         prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
         adapter = self._adapter
         if adapter is not None:

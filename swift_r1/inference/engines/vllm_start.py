@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.engine import passed_to_vllm
@@ -32,6 +33,14 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     """Loads the model into new engine processes, one copy after another; see `start_engine`."""
     if missing := missing_for_vllm():
         raise UsageError(missing)
+    from swift_r1.models.multimodal import is_multimodal
+    from swift_r1.models.shape import transformers_config
+
+    if is_multimodal(transformers_config(config.model)) and find_spec("torchvision") is None:
+        raise UsageError(
+            f"--model {config.model} is multimodal, and vLLM's class for it needs torchvision, also for texts: install "
+            "the build that belongs to this torch, or use the embedded engine"
+        )
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
@@ -136,6 +145,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": not has_gpu,
         **passed_to_vllm(config),
         "trust_remote_code": False,
+        "language_model_only": True,  # of a multimodal model: its towers get no memory, and no weights from a trainer
         "load_format": "safetensors",  # else a model without them is read from pickles
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
         "worker_extension_cls": _WORKER,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models.multimodal import NEVER
 from swift_r1.weights import device_memory
 from swift_r1.wire.protocol import DeviceMemory
 
@@ -117,20 +118,26 @@ class SwiftWorker:
             self._weight_update_active = False
             self.weight_transfer_engine.reset_weight_update_target()
 
-    def swift_set_logits_scale(self, scale: float) -> None:
-        """Multiplies all logits by `scale` (a float) from now on; 1.0 restores the model's own."""
+    def swift_shape_logits(self, scale: float, never: Sequence[int]) -> None:
+        """Multiplies all logits by `scale` from now on, and makes the tokens `never` impossible; 1.0 and none restore
+        the model's own."""
         model = self.model_runner.get_model()
         # A name in the instance hides the class's method; deleting it brings the method back.
         vars(model).pop("compute_logits", None)
-        if scale == 1.0:
+        if scale == 1.0 and not never:
             return
         original = model.compute_logits
 
-        def scaled(*args: Any, **kwargs: Any) -> Tensor | None:
-            logits = original(*args, **kwargs)
-            return None if logits is None else logits.float() * scale
+        def shaped(*args: Any, **kwargs: Any) -> Tensor | None:
+            logits: Tensor | None = original(*args, **kwargs)
+            if logits is None:
+                return None
+            logits = logits.float() * scale
+            for token in never:
+                logits[:, token] = NEVER
+            return logits
 
-        model.compute_logits = scaled
+        model.compute_logits = shaped
 
 
 class _Update:

@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from swift_r1.models.multimodal import kept_on_disk
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import BUCKET_BYTES, Backend
@@ -127,11 +129,13 @@ class SavedTensors:
 
 class _Unit(NamedTuple):
     """Weights that are gathered together, and what they are in the file: meta tensors, which `as_in_checkpoint` has
-    converted where `converts` (not elsewhere: it changes the order of a file)."""
+    converted where `converts` (not elsewhere: it changes the order of a file). Or, of no weights, tensors that are
+    copied from the files of `source`."""
 
     weights: Sequence[Weight]
     contents: Named
     converts: bool
+    source: Mapping[str, Path] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:
@@ -151,6 +155,8 @@ class ModelShards:
         self._model, self._ranks, self.dtype = model, ranks, dtype
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
         units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
+        units += _copied(kept_on_disk(model, str(model.name_or_path)))
+        units.sort(key=lambda unit: -unit.contents[0][1].dtype.itemsize)  # in a file each tensor is aligned then
         share = sum(unit.nbytes for unit in units) / ranks.world_size
         self._owned: list[tuple[int, _Unit]] = []
         done = 0
@@ -175,9 +181,12 @@ class ModelShards:
         for units in zip_longest(*shares):
             gathered: dict[str, Tensor] = {}
             for owner, unit in enumerate(units):
-                for bucket in backend.weight_buckets(unit.weights, to=owner) if unit else ():
+                for bucket in backend.weight_buckets(unit.weights, to=owner) if unit and unit.weights else ():
                     gathered |= bucket
             if (own := units[self._ranks.rank]) is not None:
+                for name, file in own.source.items():
+                    with safe_open(file, "pt") as stored:
+                        gathered[name] = stored.get_tensor(name)
                 if own.converts:
                     gathered = as_in_checkpoint(self._model, gathered)
                 yield from ((name, gathered[name].to(like.dtype)) for name, like in own.contents)
@@ -216,6 +225,16 @@ def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype
         return [_Unit(bucket, _widest_first(empty_of(bucket)), False) for bucket in buckets]
     layers = (list(layer) for _, layer in groupby(sorted(weights, key=_layer_of), _layer_of))
     return [_Unit(own, _widest_first(as_in_checkpoint(model, empty_of(own))), True) for own in layers]
+
+
+def _copied(source: Mapping[str, Path]) -> Iterator[_Unit]:
+    """One for each tensor."""
+    for name, path in source.items():
+        with safe_open(path, "pt") as file:
+            found = file.get_slice(name)
+            dtype = next(dtype for dtype, word in _DTYPES.items() if word == found.get_dtype())
+            like = torch.empty(found.get_shape(), dtype=dtype, device="meta")
+        yield _Unit((), [(name, like)], False, {name: path})
 
 
 def _layer_of(weight: Weight) -> str:

@@ -1,0 +1,156 @@
+"""Multimodal checkpoints (`...ForConditionalGeneration`) as text models: transformers' own class without its towers.
+
+What is not the language model (vision, audio, projectors) is never in memory. It stays in the checkpoint's files, from
+which a new checkpoint gets a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import safe_open
+from torch import nn
+
+NEVER = -1e4
+"""The logit of a token that is never sampled: its probability is 0, and 0 times it is a number."""
+_PROCESSOR = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+_PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
+
+
+def is_multimodal(config: Any) -> bool:
+    """Whether a transformers config is of more than a language model."""
+    return config.get_text_config() is not config
+
+
+def multimodal_class(config: Any) -> Any:
+    """transformers' class for a multimodal config, None where it has none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+
+
+def language_class(config: Any) -> Any:
+    """What `from_pretrained` and `from_config` are called on for the causal LM of this config."""
+    from transformers import AutoModelForCausalLM
+
+    found = multimodal_class(config) if is_multimodal(config) else None
+    return AutoModelForCausalLM if found is None else _without_towers(found)
+
+
+@cache
+def _without_towers(base: Any) -> Any:
+    class Language(base):  # type: ignore[misc]
+        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(config, *args, **kwargs)
+            _prune(self, {decoder_of(self), self.get_output_embeddings()})
+            self._keys_to_ignore_on_load_unexpected = {"."}  # what is lacking is told
+
+        @classmethod
+        def from_config(cls, config: Any, trust_remote_code: bool = False) -> Any:
+            assert not trust_remote_code
+            return cls._from_config(config)
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            for token in placeholders(self.config):
+                output.logits[..., token] = NEVER
+            return output
+
+    # A config and transformers' tables of names go by them.
+    Language.__name__, Language.__qualname__, Language.__module__ = base.__name__, base.__qualname__, base.__module__
+    return Language
+
+
+def _prune(module: nn.Module, kept: set[nn.Module]) -> None:
+    for name, child in list(module.named_children()):
+        if child in kept:
+            continue
+        if kept.isdisjoint(child.modules()):
+            setattr(module, name, None)
+        else:
+            _prune(child, kept)
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The model under the output head, which reads token ids and gives the last hidden states."""
+    inner = model
+    while inner.get_decoder() is not inner:
+        inner = inner.get_decoder()
+    # Llama 4's causal LM is its own decoder to transformers.
+    return cast(nn.Module, inner.model if hasattr(inner, "lm_head") else inner)
+
+
+def placeholders(config: Any) -> tuple[int, ...]:
+    """Tokens that stand for a part of an image, video or sound: text has none, and they are never sampled."""
+    if not is_multimodal(config):
+        return ()
+    found = {value for name, value in config.to_dict().items() if _PLACEHOLDER.fullmatch(name)}
+    size = config.get_text_config().vocab_size
+    return tuple(sorted(token for token in found if isinstance(token, int) and 0 <= token < size))
+
+
+def probe_tokens(count: int, config: Any) -> list[int]:
+    """The fixed tokens that ways to compute a model are compared on: spread over the vocabulary by a prime, and they do
+    not repeat soon."""
+    size, never = config.get_text_config().vocab_size, placeholders(config)
+    tokens = (number * 7919 % size for number in range(1, count + 1 + len(never) * count))
+    return list(islice((token for token in tokens if token not in never), count))
+
+
+def _folder_of(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = Path(model).expanduser()
+    return folder if folder.is_dir() else Path(snapshot_download(model, local_files_only=True))
+
+
+def copy_processor(model: str, folder: Path) -> None:
+    """Copies to `folder` what a model folder (or id) has beside its tokenizer for images, videos and sound."""
+    for name in _PROCESSOR:
+        if (file := _folder_of(model) / name).is_file():
+            shutil.copy(file, folder)
+
+
+def stored_tensors(model: str) -> dict[str, Path]:
+    """The tensors of a model folder (or id) by their names there, and the file of each."""
+    folder = _folder_of(model)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        where: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in where.items()}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return dict.fromkeys(file.keys(), folder / "model.safetensors")
+
+
+def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> dict[str, str]:
+    """Where tensors of a checkpoint are in `model` after these of transformers' conversions: by their names there, its
+    own names."""
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    own = model.state_dict(keep_vars=True)
+    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+    converters = [one for one in conversions if not isinstance(one, WeightRenaming)]
+    found = {name: rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0] for name in stored}
+    return {name: its for name, its in found.items() if its in own}
+
+
+def kept_on_disk(model: Any, path: str) -> dict[str, Path]:
+    """The tensors in the files of `path` (a folder or name) that belong to the checkpoint and not to `model`: towers,
+    MTP heads. Empty for a text model."""
+    if not is_multimodal(model.config):
+        return {}
+    stored = stored_tensors(path)
+    covered = own_names(model, model._weight_conversions, stored)
+    return {name: file for name, file in stored.items() if name not in covered}
