@@ -159,7 +159,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
     "smolvlm": {
-        "text_config": {"model_type": "llama"},
+        "text_config": {"model_type": "llama", "tie_word_embeddings": True},
         "vision_config": _PIXELS,
         "image_token_id": 104,
         "pad_token_id": 0,
