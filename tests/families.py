@@ -135,9 +135,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
     "gemma4": {
         "text_config": {
             "sliding_window": WINDOW,
-            "num_hidden_layers": 4,
-            "layer_types": [*_MIXED, *_MIXED],
-            "num_kv_shared_layers": 2,
+            "layer_types": _MIXED,
             "global_head_dim": 64,
             "hidden_size_per_layer_input": 16,
             "vocab_size_per_layer_input": 128,
@@ -161,7 +159,7 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
     "smolvlm": {
-        "text_config": {"model_type": "llama"},
+        "text_config": {"model_type": "llama", "tie_word_embeddings": True},
         "vision_config": _PIXELS,
         "image_token_id": 104,
         "pad_token_id": 0,

@@ -29,6 +29,9 @@ NOT_SERVED = {
     "deepseek_v2": "vLLM's MLA on a CPU computes another distribution, before any update",
     "deepseek_v3": "vLLM's MLA on a CPU computes another distribution, before any update",
     "qwen3_next": "vLLM's kernel of its layers on a CPU takes bfloat16 only",
+    "qwen3_5": "as qwen3_next",
+    "qwen3_5_moe": "as qwen3_next",
+    "glm4v": "vLLM computes another distribution of these weights, by 0.4 nats",
     "gpt_oss": "vLLM's engine ends at its first completion on a CPU",
 }
 SERVED_WITH = {"cohere2": {"sliding_window": 512}}

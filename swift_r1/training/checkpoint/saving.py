@@ -20,7 +20,7 @@ from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
-from swift_r1.models.multimodal import copy_processor
+from swift_r1.models.multimodal import copy_processor, is_multimodal
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import added_weights, has_adapters, policy_weights, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
@@ -177,7 +177,8 @@ class Saver:
         as_readable_as_its_config(folder)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
-        copy_processor(str(self.backend.model.name_or_path), folder)
+        if is_multimodal(self.backend.model.config):
+            copy_processor(str(self.backend.model.name_or_path), folder)
         try:
             card = model_card(self.run_dir, step)
         except (OSError, ValueError, LookupError, TypeError) as error:
