@@ -132,7 +132,10 @@ def _result(play: Play, calls: int) -> dict[str, Any]:
     found = dict(value) if isinstance(value, dict) else {"reward": value}
     reward = found.setdefault("reward", None)
     if reward is None and play.needs_reward:
-        raise _NoResult(f"{said} {text[:60]!r}, which is no reward, and no other reward function judges")
+        raise _NoResult(
+            f"{said} {text[:60]!r}, which is no number and no JSON object with a reward, "
+            "and no other reward function judges"
+        )
     if reward is not None and not _is_number(reward):
         raise _NoResult(f"the reward is {str(reward)[:60]!r}, not a finite number")
     found["reward"] = None if reward is None else float(reward)

@@ -110,7 +110,8 @@ def write_args(
     training data, where its rows lie prepared, the checkpoint that the run goes on from, whether its checkpoints have
     the dtype of the model's config rather than that of training, and which run it replays.
 
-    Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
+    Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it. UsageError where it cannot be
+    written.
     """
     path = folder / ("args.json" if world.node_rank == 0 else f"args-node{world.node_rank}.json")
     content: Mapping[str, Any] = {
@@ -128,7 +129,10 @@ def write_args(
         "resumed_from": str(checkpoint) if checkpoint else None,
         "started": time.time(),
     }
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
 
 

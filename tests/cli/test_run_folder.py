@@ -75,6 +75,12 @@ def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) ->
     assert content["hardware"]["cores"] >= 1 and content["hardware"]["memory_gib"] > 0
 
 
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "args.json").symlink_to("/dev/full")
+    with pytest.raises(UsageError, match=r"args\.json cannot be written: No space left on device"):
+        write_args(tmp_path, arguments(), World(), [], "")
+
+
 def test_the_gpus_that_may_be_used(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}").mkdir()
