@@ -66,7 +66,7 @@ class BodyRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         by_fastapi = super().get_route_handler()
-        models = [one.field_info.annotation for one in self.dependant.body_params]
+        models: list[Any] = [one.field_info.annotation for one in self.dependant.body_params]
         if not models:
             return by_fastapi
 
