@@ -82,7 +82,7 @@ def main() -> None:
         state = store.open(SessionRequest(id=name, seed=number, sampling=sampling, limits=SessionLimits(calls=1000)))
         model.asks[name] = ask
         urls.append([f"{gateway.url}/v1/sessions/{name}/v1", state.key])
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)  # not what other processes take
 
     async def spent(switch: Callable[[], None]) -> float:
         """Seconds of the gateway's thread so far, in which profiling is switched on or off."""

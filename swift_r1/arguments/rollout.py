@@ -292,6 +292,12 @@ class MultiTurnArguments(TurnArguments):
         _CALLS,
         at_least=1,
     )
+    unread_calls: str = flag(
+        "answer",
+        "what a turn is whose tool call cannot be read: the answer, or an error that the model reads, and goes on",
+        _CALLS,
+        choices=("answer", "error"),
+    )
 
     @property
     def scheduler_name(self) -> str | None:

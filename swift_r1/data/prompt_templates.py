@@ -141,7 +141,10 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generati
 
 def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Of rendered text; no special tokens are added."""
-    return tuple(one for part in text.split(_CUT) for one in tokenizer(part, add_special_tokens=False)["input_ids"])
+    ids: list[int] = []
+    for part in text.split(_CUT):
+        ids += tokenizer(part, add_special_tokens=False)["input_ids"]
+    return tuple(ids)
 
 
 def plain(text: str) -> str:

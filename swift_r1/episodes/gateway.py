@@ -4,6 +4,7 @@ calls is the run's own generator, so nothing of an episode is on a rollout serve
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import sys
 import threading
@@ -30,6 +31,8 @@ from swift_r1.inference.sessions.store import SessionStore
 from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.sampling.staleness import stretches
 from swift_r1.wire.protocol import Completion, HTTPError, LimitReached, RolloutRequest
+
+logger = logging.getLogger("swift_r1.episodes")
 
 T = TypeVar("T")
 _HOST = "127.0.0.1"
@@ -149,10 +152,12 @@ class AgentGateway:
     def close(self) -> None:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(_WAIT_S)
+        if self._thread.is_alive():
+            logger.warning("the thread that answers agents does not end: it was still busy after %g s", _WAIT_S)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._server.serve([self._listener]))
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._server.serve([self._listener]))
 
     def _app(self) -> FastAPI:
         # Nobody knows the key of the other routes.

@@ -133,17 +133,20 @@ class Parent:
             os.write(stdin, json.dumps(row).encode() + b"\n")
             os.lseek(stdin, 0, os.SEEK_SET)
             pid = os.fork()
+            if pid == 0:
+                try:
+                    self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
+                except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
+                    os.write(2, f"{describe(error)}\n".encode())
+                os._exit(1)
+            undo.callback(os.waitpid, pid, 0)
+            undo.callback(os.kill, pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(pid)
             undo.pop_all()
-        if pid == 0:
-            try:
-                self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
-            except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
-                os.write(2, f"{describe(error)}\n".encode())
-            os._exit(1)
         os.close(stdin)
         with contextlib.suppress(OSError):  # the child does the same: whoever comes first
             os.setpgid(pid, pid)
-        episode = _Episode(number, pid, os.pidfd_open(pid), {read: name for name, (read, _) in pipes.items()})
+        episode = _Episode(number, pid, pidfd, {read: name for name, (read, _) in pipes.items()})
         self._episodes[number] = episode
         self._selector.register(episode.pidfd, selectors.EVENT_READ, episode)
         for read, write in pipes.values():

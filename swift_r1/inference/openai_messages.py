@@ -188,7 +188,8 @@ class Generation(OpenAIModel):
             stop_token_ids=self.stop_token_ids if turn_end is None else (*self.stop_token_ids, turn_end),
             structural_tag=structural_tag,
         )
-        return RolloutRequest(request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling)
+        # All of it was checked, and a prompt may be long.
+        return RolloutRequest.model_construct(request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling)
 
 
 class ChatRequest(Generation):

@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
 from swift_r1.inference import openai_messages as messages
-from swift_r1.inference.answers import unless_gone
+from swift_r1.inference.answers import BodyRoute, unless_gone
 from swift_r1.inference.described import refusals
 from swift_r1.inference.engines.base import PromptTokenizer
 from swift_r1.inference.openai_messages import ChatRequest, CompletionRequest
@@ -71,27 +71,28 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
             raise HTTPError(404, f"there is no model {name[:200]!r} here, only {model.model_name!r}")
         return model
 
+    routes = APIRouter(route_class=BodyRoute)
     own = refusals(400, 404, 499, 503, openai=True)
     of_session = refusals(400, 403, 404, 410, 499, 503, openai=True)
     unknown = refusals(404, 503, openai=True)
     unknown_session = refusals(404, 410, 503, openai=True)
 
-    @app.get("/v1/models", responses=refusals(503, openai=True))
+    @routes.get("/v1/models", responses=refusals(503, openai=True))
     async def models() -> Response:
         """The model that is served, with the version of its weights."""
         return JSONResponse({"object": "list", "data": [_model(served())]})
 
-    @app.get("/v1/models/{name:path}", responses=unknown)
+    @routes.get("/v1/models/{name:path}", responses=unknown)
     async def model(name: str) -> Response:
         """One model."""
         return JSONResponse(_model(named(name)))
 
-    @app.post("/v1/chat/completions", responses=own)
+    @routes.post("/v1/chat/completions", responses=own)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answers a conversation. OpenAI's chat completions; with `stream` the answer comes as server-sent events."""
         return await _chat(request, body, named(body.model))
 
-    @app.post("/v1/completions", responses=own)
+    @routes.post("/v1/completions", responses=own)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continues texts or token ids. OpenAI's completions; with `stream` they come as server-sent events."""
         model = named(body.model)
@@ -103,26 +104,26 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
 
     # At the address of a session.
 
-    @app.get(f"{SESSION}/v1/models", responses=unknown_session)
+    @routes.get(f"{SESSION}/v1/models", responses=unknown_session)
     async def session_models(session: str) -> Response:
         """The model, at the address of a session."""
         gateway.store.get(session)
         return await models()
 
-    @app.get(SESSION + "/v1/models/{name:path}", responses=unknown_session)
+    @routes.get(SESSION + "/v1/models/{name:path}", responses=unknown_session)
     async def session_model(session: str, name: str) -> Response:
         """One model, at the address of a session."""
         gateway.store.get(session)
         return await model(name)
 
-    @app.post(f"{SESSION}/v1/chat/completions", responses=of_session)
+    @routes.post(f"{SESSION}/v1/chat/completions", responses=of_session)
     async def session_chat(session: str, request: Request, body: ChatRequest) -> Response:
         """Answers a conversation, and records it. As `/v1/chat/completions`, with `n` 1; `model` may be any name,
         and what the session says of sampling wins."""
         gateway.store.get(session)
         return await _chat(request, body, served(), (gateway, session))
 
-    @app.post(f"{SESSION}/v1/completions", responses=of_session)
+    @routes.post(f"{SESSION}/v1/completions", responses=of_session)
     async def session_completions(session: str, request: Request, body: CompletionRequest) -> Response:
         """Continues a text, and records it. As `/v1/completions`, with one prompt and `n` 1."""
         gateway.store.get(session)
@@ -138,10 +139,12 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         reader = _recorded(gateway, session, request, body, model, asked, work)
         return await _answered(request, body, model, reader, TextShown(body))
 
-    @app.post("/v1/responses", include_in_schema=False)
-    @app.post(f"{SESSION}/v1/responses", include_in_schema=False)
+    @routes.post("/v1/responses", include_in_schema=False)
+    @routes.post(f"{SESSION}/v1/responses", include_in_schema=False)
     async def responses() -> Response:
         raise HTTPError(404, "the Responses API is not served here: let the client use chat completions")
+
+    app.include_router(routes)
 
 
 async def _chat(
@@ -175,7 +178,7 @@ async def _chat(
     work = Work(asked, generate, lambda one, prompt: ChatShown(body, prompt, parser).message(one))
     said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
     reader = _recorded(gateway, session, request, body, model, said, work)
-    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt, parser))
+    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
 
 
 def _recorded(

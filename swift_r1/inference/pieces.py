@@ -43,6 +43,8 @@ class Pieces(Protocol):
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """A whole completion."""
+    if len(pieces) == 1:
+        return pieces[0]
     return Piece(
         tuple(token for piece in pieces for token in piece.token_ids),
         "".join(piece.text for piece in pieces),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -48,7 +49,7 @@ class Prompts:
     ) -> None:
         self.taken, self.digest = taken, digest
         self._load = load
-        self._waiting: list[_Encoded] = []
+        self._waiting: deque[_Encoded] = deque()
         self._loaded: list[Iterator[list[_Encoded]]] = [iter(load(self, workers))]
         # A loader's iterator that is forgotten ends its processes. Python would wait for them before it forgets it.
         self.close = weakref.finalize(self, self._loaded.clear)
@@ -65,8 +66,8 @@ class Prompts:
         prompts: list[Prompt] = []
         for _ in range(count):
             if not self._waiting:
-                self._waiting = self._next_round()
-            one = self._waiting.pop(0)
+                self._waiting.extend(self._next_round())
+            one = self._waiting.popleft()
             if one.prompt is None:
                 raise RunFailed(f"--streaming true: {one.fault}")
             prompts.append(one.prompt)

@@ -24,11 +24,13 @@ _logger = logging.getLogger("swift_r1.tools")
 
 @dataclass(frozen=True)
 class ToolKit:
-    """What reads and makes calls. Tokens in `ends` end a turn."""
+    """What reads and makes calls. Tokens in `ends` end a turn; with `corrects` the model reads that its call
+    cannot be read, and goes on."""
 
     parser: ToolCallParser
     pool: ToolPool
     ends: Collection[int]
+    corrects: bool = False
 
 
 class ToolScheduler(RolloutScheduler):
@@ -54,8 +56,8 @@ class ToolScheduler(RolloutScheduler):
         if not self._told:
             self._told = True
             _logger.warning(
-                "a turn has what looks like a call, which the parser %s does not read, so it is an answer (told once, "
-                "tools/unread_calls counts them): %s",
+                "a turn has what looks like a call, which the parser %s does not read (told once, tools/unread_calls "
+                "counts them; with --unread_calls error the model is told too): %s",
                 self.kit.parser.name,
                 " ".join(text.split())[-300:],
             )
@@ -78,10 +80,17 @@ class _Turns(MultiTurnScheduler):
         cut_off = response_choice.finish_reason == "length"
         if at_end or cut_off or not parsed.calls:
             self.messages.append({"role": "assistant", "content": response_choice.message.content})
-            if parsed.unread and not cut_off:
-                self._owner.tell_unread(parsed.content or "")
-                self._keep(current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer("", "unread"))
-            return {"done": True}
+            if cut_off or not parsed.unread:
+                return {"done": True}
+            corrected = self._kit.corrects and not at_end
+            content = _UNREAD if corrected else ""
+            self._owner.tell_unread(parsed.content or "")
+            self._keep(current_turn, ToolCall("", "", parsed.content or ""), ToolAnswer(content, "unread"))
+            if corrected:
+                told = {"role": "tool", "tool_call_id": "", "name": "", "content": content}
+                self.messages.append(told)
+                infer_request.messages.append(dict(told))
+            return {"done": not corrected}
         names = [one["function"]["name"] for one in self._tools]
         answers = await self._kit.pool.call(parsed.calls, names)
         made = list(zip(parsed.calls, answers, strict=True))
@@ -136,4 +145,5 @@ def check_tool_answers(encoder: PromptEncoder) -> None:
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TURN = "swift-r1-turn-88c0de"
+_UNREAD = "Error: the call cannot be read"
 multi_turns["tool_scheduler"] = ToolScheduler

@@ -52,7 +52,7 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     context.cleanup.enter_context(pool)
     parser = ToolCallParser(name, tokenizer)
     pool.wait_ready(args.tools)
-    return ToolKit(parser, pool, ends)
+    return ToolKit(parser, pool, ends, corrects=args.unread_calls == "error")
 
 
 def open_turns(

@@ -55,6 +55,7 @@ def train(rlhf: Callable[..., Any], model: Path, server: str, tmp_path: Path) ->
             "reward_funcs": "right",
             "tools": TOOLS,
             "max_tool_response_length": 20,
+            "unread_calls": "error",
             "use_vllm": "true",
             "vllm_server_base_url": server,
             "max_completion_length": 200,

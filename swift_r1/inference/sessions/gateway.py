@@ -182,11 +182,11 @@ class _Running:
                     if piece.finish_reason not in (None, "stop", "length"):
                         raise HTTPError(503, f"the engine ended the generation: {piece.finish_reason}", 1)
                     self.pieces.append(piece)
-                    if piece.finish_reason is not None:
+                    if piece.finish_reason is None:
+                        self._tell()
+                    else:
                         # Recorded before the client sees the end, and may ask again at once or hang up.
                         self._end(None)
-                        return
-                    self._tell()
             self._end(RuntimeError("the engine ended a completion without a reason"))
         except TimeoutError as error:
             self._end(HTTPError(403, "the session's time is over") if limit.expired() else error)
@@ -223,10 +223,13 @@ class Reader:
 
     def __init__(self, call: Call, running: _Running | None, wording: Wording) -> None:
         self.name, self.prompt_tokens = call.completion_id, call.prompt_tokens
-        self.prompt = tuple(call.tokens()[: call.prompt_tokens])
         self._call, self._running, self._wording = call, running, wording
         if running is not None:
             running.readers += 1
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(self._call.tokens()[: self.prompt_tokens])
 
     @property
     def version(self) -> int:

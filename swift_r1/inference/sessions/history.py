@@ -31,13 +31,12 @@ def text_of(message: Message) -> str:
 
 
 def digest(*parts: bytes) -> bytes:
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        hashed.update(len(part).to_bytes(8, "big") + part)
-    return hashed.digest()
+    framed = [piece for part in parts for piece in (len(part).to_bytes(8, "big"), part)]
+    return hashlib.blake2b(b"".join(framed), digest_size=16).digest()
 
 
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_quoted = json.encoder.encode_basestring_ascii
 
 
 def canonical(value: Any) -> bytes:
@@ -61,7 +60,9 @@ def _key(message: Message, ids: dict[str, int]) -> bytes:
             calls.append([call["function"]["name"], _arguments(call["function"]["arguments"])])
     answers = message.get("tool_call_id")
     number = None if answers is None else ids.setdefault(answers, len(ids))
-    return digest(canonical([role, text, calls, number, reasoning]))
+    # As `canonical` writes it, in a fifth of its time: each call of an agent has all messages again.
+    quoted = [_quoted(role), _quoted(text), canonical(calls).decode() if calls else "[]"]
+    return digest(f"[{','.join(quoted)},{'null' if number is None else number},{_quoted(reasoning)}]".encode())
 
 
 def _said(text: str, reasoning: str) -> tuple[str, str]:
