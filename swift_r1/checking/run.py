@@ -10,7 +10,6 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.checking.agents import AgentReport, check_agent, show_agent
 from swift_r1.checking.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.checking.golds import right_completions, unreadable_golds
 from swift_r1.checking.model_folder import is_local
@@ -35,6 +34,8 @@ from swift_r1.plugins.agents import agents
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from swift_r1.checking.agents import AgentReport
 
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
 
@@ -166,6 +167,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
             report.tools = try_tools(args, called)
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and args.plays_agent and args.env is None and not report.faults:
+            from swift_r1.checking.agents import check_agent  # which needs torch
+
             report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
             report.faults += report.agent.faults
         judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
@@ -250,6 +253,8 @@ def show(report: CheckReport, console: Console) -> None:
     for note in report.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
     if report.agent is not None:
+        from swift_r1.checking.agents import show_agent
+
         show_agent(report.agent, console)
     for tool in report.tools:
         console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)

@@ -107,7 +107,10 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
             "--model empty is not a model folder: it lacks config.json, weights (*.safetensors), a",
         ),
         ({"model": "raises.py"}, "--model raises.py is a file"),
-        ({"model": "sees"}, "--model sees is not a text model (llama4 with a vision_config): give one"),
+        (
+            {"model": "sees"},
+            "--model sees is not a text model (siglip with a vision_config), nor one whose language model",
+        ),
         ({"model": "fp8"}, "--model fp8 is stored quantized (fp8), which cannot be trained: save it in 16 bits first"),
         ({"deepspeed": "gone.json"}, "--deepspeed gone.json: No such file or directory"),
         ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
@@ -122,7 +125,7 @@ def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, chan
     (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
     (tmp_path / "empty").mkdir()
     for name, config in (
-        ("sees", {"model_type": "llama4", "vision_config": {}, "text_config": {}}),
+        ("sees", {"model_type": "siglip", "vision_config": {}, "text_config": {}}),
         ("fp8", {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}),
     ):
         shutil.copytree(good["model"], tmp_path / name)

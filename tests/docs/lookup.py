@@ -73,9 +73,9 @@ def look_up(command: Shown) -> None:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:
             subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60)
-        case ["python" | "python3.11", "-m", module, *_]:
+        case ["python" | "python3" | "python3.11", "-m", module, *_]:
             assert find_spec(module), module
-        case ["python", script, *flags]:
+        case ["python" | "python3", script, *flags]:
             _script(ROOT / script, flags)
         case ["pytest", *rest]:
             files = [word for word in rest if word.startswith("tests/")]

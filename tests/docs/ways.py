@@ -48,7 +48,7 @@ NOT_RUN = {
     "ssh-keygen": "files of a release",
 }
 
-SHELL = frozenset({"cat", "cd", "cp", "grep", "head", "ls", "mkdir", "mv", "od", "sleep", "source", "tr"})
+SHELL = frozenset({"cat", "cd", "cp", "grep", "head", "ls", "mkdir", "mv", "od", "sleep", "source", "tar", "tr"})
 """Tools of the shell, on files of the reader's."""
 
 RESOLVED_TRAININGS = {
