@@ -107,7 +107,6 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
             "--model empty is not a model folder: it lacks config.json, weights (*.safetensors), a",
         ),
         ({"model": "raises.py"}, "--model raises.py is a file"),
-        (
             {"model": "sees"},
             "--model sees is not a text model (siglip with a vision_config), nor one whose language model",
         ),
@@ -122,7 +121,6 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
 )
 def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, change: dict[str, str], line: str) -> None:
     (tmp_path / "raises.py").write_text("x = 0\n1 / x\n")
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
     (tmp_path / "empty").mkdir()
     for name, config in (
         ("sees", {"model_type": "siglip", "vision_config": {}, "text_config": {}}),
