@@ -118,6 +118,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
 )
 def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, change: dict[str, str], line: str) -> None:
     (tmp_path / "raises.py").write_text("x = 0\n1 / x\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
     (tmp_path / "empty").mkdir()
     for name, config in (("fp8", {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}),):
         shutil.copytree(good["model"], tmp_path / name)
