@@ -86,6 +86,7 @@ class CheckReport:
     tools: list[ToolReport] = field(default_factory=list)
     environment: EnvironmentReport | None = None
     agent: AgentReport | None = None
+    right: str | None = None  # the completion of the first row that was tried as a right one
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -113,6 +114,7 @@ class CheckReport:
                 }
                 for one in self.rewards
             ],
+            "right": self.right,
             "tools": [asdict(one) for one in self.tools],
             "environment": None if self.environment is None else asdict(self.environment),
             "agent": None if self.agent is None else asdict(self.agent),
@@ -179,6 +181,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
             if judged and not report.faults:
                 report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
                 report.rewards = try_rewards(args, judged, rows, golds, prefix)
+                report.right = golds[0]
     except UsageError as error:
         report.faults += error.faults
     except RunFailed as error:  # of the process that agents are forked from
@@ -263,6 +266,8 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(escape(text), style=style, soft_wrap=True, highlight=False)
     if report.rewards:
         console.print(_rewards(report))
+        if report.right is not None:
+            console.print(f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False)
     for one in report.rewards:
         for problem in one.problems:
             console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)

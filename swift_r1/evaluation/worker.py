@@ -25,11 +25,11 @@ class _Terminated(BaseException):
 def main(argv: Sequence[str]) -> int:
     """The exit code. Errors that a user can cause are one line each."""
     signal.signal(signal.SIGTERM, _terminated)
+    content: dict[str, Any] = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:
         from swift_r1.arguments.evaluation import EvalArguments
         from swift_r1.evaluation.run import run
 
-        content: dict[str, Any] = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
         return run(EvalArguments.from_dict(content["args"]), content["command"])
     except SwiftError as error:
         for line in str(error).splitlines():
@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
         say("interrupted; the same command continues from here", "eval")
         return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
     except OSError as error:
-        say(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), "eval")
+        place = error.filename or content["args"].get("output_dir") or ""  # a write that fails names no file
+        say(f"{error.strerror or error}: {place}".rstrip(": "), "eval")
         return EXIT_RUN_FAILED
     except Exception:  # noqa: BLE001  a defect of ours
         traceback.print_exc()

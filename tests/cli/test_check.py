@@ -160,6 +160,7 @@ def test_a_good_plugin(plugin: Path) -> None:
     (reward,) = found["rewards"]
     assert (reward["name"], reward["ok"], reward["problems"], reward["tells_right"]) == ("right", True, [], True)
     assert reward["values"]["right"] == [1.0, 1.0]  # from the plugin's gold(row)
+    assert found["right"] == "<answer>2</answer>"
     assert {"wrong", "empty", "long", "garbage", "9**9**9", "brackets"} < set(reward["values"])
     assert reward["values"]["wrong"] == [0.0, 0.0]
     assert 0 < reward["milliseconds"] < 1000

@@ -17,6 +17,7 @@ import pytest
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.evaluation import worker
 from swift_r1.evaluation.engine import LocalEngine, evaluation_seeds
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
@@ -288,3 +289,18 @@ def test_turns_end_and_begin_as_the_template_says(
     # In another form of prompt the turn has no such end, and nothing opens it.
     rows = rows_of(swift_eval(thinking_base, **flags, prompt_template="no", output_dir=tmp_path / "plain"))
     assert not all(row["completion"].startswith("<think>") for row in rows)
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    def full(_args: Any, _command: Any) -> int:
+        with open("/dev/full", "w") as file:
+            file.write("a row")
+        return 0
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr("swift_r1.evaluation.run.run", full)
+    monkeypatch.setattr("swift_r1.arguments.evaluation.EvalArguments.from_dict", lambda content: content)
+    content = {"args": {"output_dir": "evaluated"}, "command": []}
+    (tmp_path / "args.json").write_text(json.dumps(content))
+    assert worker.main([str(tmp_path / "args.json")]) == 5
+    assert capfd.readouterr().err == "swift eval: No space left on device: evaluated\n"
