@@ -39,6 +39,12 @@ def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
     return content
 
 
+def adapters_base(model: str) -> str | None:
+    """Returns the base model of a folder of adapters (a checkpoint of `--train_type lora`); None for a whole model."""
+    path = Path(model).expanduser() / CONFIG
+    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]) if path.is_file() else None
+
+
 def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
     """The flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none, or of a
     kind that cannot be trained here."""

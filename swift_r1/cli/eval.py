@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from swift_r1.arguments.adapters import adapters_base
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import dtype_here, is_local, model_faults
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
+from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.launch.environment import (
     file_in_memory,
     has_gpu,

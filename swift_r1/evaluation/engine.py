@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.arguments.adapters import adapters_base
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.prompts import Prompt
-from swift_r1.evaluation import adapters_base
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams, completion_seed
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swift_r1.arguments.adapters import adapters_base
 from swift_r1.arguments.engine import changed_flags
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import as_words
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
+from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import end_with_parent, last_line

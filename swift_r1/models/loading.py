@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swift_r1.arguments.adapters import CONFIG, WEIGHTS, adapter_config
+from swift_r1.arguments.adapters import CONFIG, WEIGHTS, adapter_config, adapters_base
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
@@ -69,11 +69,12 @@ def load_model(
     weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
     the config's). Raises UsageError: if transformers cannot load it, it lacks weights, or it has none of the modules to
     adapt or weights to freeze."""
-    kind = language_class(transformers_config(path, flag))
+    whole = adapters_base(str(path)) or path  # transformers loads adapters in `path` over it
+    kind = language_class(transformers_config(whole, flag))
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else transformers_config(path).dtype
+            compute = getattr(torch, dtype) if dtype else transformers_config(whole).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         more |= {"ignore_mismatched_sizes": True, "output_loading_info": True}  # they are refused below, by name
         loaded: Any = kind.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
@@ -93,7 +94,7 @@ def load_model(
             # On a CPU bitsandbytes would repack the weights for good when the model generates.
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch knows no such attribute
-    use_checkpoint_form(model, str(path))
+    use_checkpoint_form(model, str(whole))
     prepare(model, gradient_checkpointing)
     if lora is not None:
         add_lora(model, lora)

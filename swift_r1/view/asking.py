@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 import httpx
 import psutil
 
+from swift_r1.arguments.adapters import adapters_base
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
-from swift_r1.evaluation import adapters_base
 from swift_r1.wire.server_file import servers_of
 
 T = TypeVar("T")
