@@ -106,6 +106,9 @@ def words_of(script: str, way: str, tmp_path: Path) -> list[str]:
 )
 def test_scripts_pass_swift_check(script: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPO)
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )  # the command is `python agent.py`
     args = parse_arguments(CheckArguments, words_of(script, way, tmp_path), {})
     report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
     assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
