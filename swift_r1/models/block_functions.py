@@ -115,7 +115,11 @@ def _rotating(kind: Any) -> Callable[..., Any] | None:
         query, *angles = (one.to(dtype) for one in (states[None], cos, sin))
         left, right = query.chunk(2, -1)
         expected = query * angles[0] + torch.cat([-right, left], -1) * angles[1]
-        if not all(torch.equal(one, expected) for one in own(query, query, *angles)):
+        try:
+            rotated = own(query, query, *angles)
+        except RuntimeError:  # its angles have another width (gpt-oss: half)
+            return None
+        if not all(torch.equal(one, expected) for one in rotated):
             return None
     names = {**forward.__globals__, _ROTARY: partial(_rotary, own)}
     ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
