@@ -94,7 +94,7 @@ bundle: install ## for a GPU machine without a network: an archive of what it la
 	@$(PY) scripts/bundle.py --python $(or $(PYTHON),3.12) --torch $(or $(TORCH),2.11) --arch $(or $(ARCH),sm_90) \
 	  $(if $(HAVE),--have $(HAVE))
 
-rehearse-gpu: ## such a machine without its GPU: the archive's imports, a short training and the kit's parts (20 minutes)
+rehearse-gpu: ## such a machine without its GPU: the archive's imports, a short training and the kit's parts
 	@scripts/rehearse_gpu.sh $(PYTHON)
 
 wheel: install ## a wheel in dist/, to install without a checkout

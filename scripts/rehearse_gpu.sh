@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 python=${1:-python3.12}
 venv=.venv-gpu
 site=build/gpu-site
+mkdir -p build
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null ||
     { echo "make rehearse-gpu: no Python 3.12 at $python: say where it is with PYTHON=" >&2; exit 2; }
 command -v gcc >/dev/null || { echo "make rehearse-gpu: it needs gcc, for the stand-in of libcuda" >&2; exit 2; }

@@ -1,7 +1,7 @@
 """`python scripts/gpu/train.py SHAPE`: the training part of a step, as fast as it runs, and where its time goes.
 
-Steps are timed one after another without waiting for the GPU in between; a further step waits around each part, for
-their shares; a third is recorded by torch's profiler. Then the same with one thing changed at a time.
+Steps are timed one after another without waiting for the GPU in between, and one is recorded by torch's profiler. Then
+the same with one thing changed at a time. The last step waits around each part, for their shares.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def main() -> None:
     shown({"train s": seconds, "tokens/s": tokens(LONG) / seconds, "peak GiB": peak_bytes() / 2**30})
     shown({"MFU": 6 * parameters * tokens(LONG) / seconds / rate, "matrix TFLOP/s": rate / 1e12})
     profile(step)
-    shares(step, backend)
     for name, module, attribute, value in variants():
         with changed(module, attribute, value):
             timing = {f"{name}: s": timed(step, 1), f"{name}: peak GiB": peak_bytes() / 2**30}
             shown(timing | {f"{name}: GPU s": busy(step)[0]})
-    step, _ = stepper("ours", made(shape, SHORT), backend)
-    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(step, STEPS)})
+    short, _ = stepper("ours", made(shape, SHORT), backend)
+    shown({f"{SHORT[0]} groups of {SHORT[1]} x {SHORT[3]}: tokens/s": tokens(SHORT) / timed(short, STEPS)})
+    shares(step, backend)
 
 
 def made(shape: str, sizes: tuple[int, int, int, int]) -> Work:
@@ -104,6 +104,7 @@ def busy(step: Callable[[], Any]) -> tuple[float, int]:
 
 
 def shares(step: Callable[[], Any], backend: Any) -> None:
+    """Prints the seconds of each part of a step; the backend waits around its parts from then on, so this comes last."""
     clock = Clock()
     clock.wrap(backend, "logprobs", "forward s")
     clock.wrap(backend, "backward", "backward s")
