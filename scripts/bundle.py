@@ -95,7 +95,8 @@ def pins() -> dict[str, str]:
     names = [
         _plain(line) for line in (REQUIREMENTS / "bundle.in").read_text().splitlines() if line[:1] not in ("", "#")
     ]
-    if unknown := [name for name in names if name not in locked]:
+    unknown = [name for name in names if name not in locked]
+    if unknown:
         raise SystemExit(f"requirements/gpu.txt does not pin {', '.join(unknown)}: run scripts/lock.sh")
     return {name: locked[name] for name in names}
 

@@ -104,7 +104,7 @@ def busy(step: Callable[[], Any]) -> tuple[float, int]:
 
 
 def shares(step: Callable[[], Any], backend: Any) -> None:
-    """Prints the seconds of each part of a step; the backend waits around its parts from then on, so this comes last."""
+    """Prints the seconds of each part of a step. The backend waits around its parts from then on: this comes last."""
     clock = Clock()
     clock.wrap(backend, "logprobs", "forward s")
     clock.wrap(backend, "backward", "backward s")

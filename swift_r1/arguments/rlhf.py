@@ -32,7 +32,7 @@ class RlhfArguments(RlhfFlags):
         yield from super().about_flags
         yield from self.chosen
         if self.optim == "sgd" and self.weight_decay:
-            share = (self.peak_learning_rate or 0.0) * self.weight_decay
+            share = self.peak_learning_rate * self.weight_decay
             yield f"--optim sgd decays weights too, by {share:g} of them per step: --weight_decay 0 does not"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:

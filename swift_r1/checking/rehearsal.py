@@ -109,7 +109,7 @@ def _fault(name: str, cause: str) -> str:
 
 
 def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str, has_gold: bool) -> None:
-    """In its own process: sends ("ready", "") once rewards can be called, then for each ("called", name), and
+    """Runs in its own process: sends ("ready", "") once rewards can be called, then for each ("called", name), and
     ("fault", text), or ("blind", name) where it gives the right completion, the first, no more than the next."""
     try:
         with open(os.devnull, "w") as nowhere:  # plugins have printed what they print when they load

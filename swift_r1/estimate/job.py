@@ -161,7 +161,7 @@ def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
 
 
 def _cache_bytes(flags: Mapping[str, Any]) -> float | None:
-    """Of each GPU, where an engine's arguments say how much its cache of keys and values takes."""
+    """Returns the bytes of each GPU's cache of keys and values, where an engine's arguments say them."""
     given = flags.get("vllm_engine_kwargs") or {}
     arguments: Mapping[str, float] = json.loads(given) if isinstance(given, str) else given
     return arguments.get("kv_cache_memory_bytes")

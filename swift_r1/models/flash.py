@@ -51,7 +51,7 @@ class Spans(NamedTuple):
 
     @staticmethod
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Spans:
-        """Of sequences with so many queries and keys each; none of either is fine."""
+        """Returns those of sequences with so many queries and keys each; none of either is fine."""
         ends = torch.tensor([list(accumulate(lengths, initial=0)) for lengths in (queries, keys)], dtype=torch.int32)
         starts = on_device(ends, device)
         # For one query each the kernel has a way of its own, in which no sequence may be without one.
@@ -67,7 +67,7 @@ class RowSpans(NamedTuple):
 
     @staticmethod
     def of(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> RowSpans:
-        """Of the lengths of a row's prompts and of the completions of each."""
+        """Returns those of a row, from the lengths of its prompts and of the completions of each."""
         own = [length for prompt, lengths in groups for length in (prompt, *lengths)]
         queries = [length for prompt, lengths in groups for length in (prompt, sum(lengths), 0)]
         keys = [length for prompt, lengths in groups for length in (0, prompt, sum(lengths))]

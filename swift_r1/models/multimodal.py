@@ -135,8 +135,8 @@ def stored_tensors(model: str) -> dict[str, Path]:
 
 
 def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> dict[str, str]:
-    """Where tensors of a checkpoint are in `model` after these of transformers' conversions: by their names there, its
-    own names."""
+    """Returns where tensors of a checkpoint are in `model` after these of transformers' conversions: by their names
+    there, its own names."""
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     own = model.state_dict(keep_vars=True)

@@ -307,7 +307,7 @@ class Trainer:
         logger.warning("%s: what was done before is saved", error)
 
     def position(self) -> tuple[int, str] | None:
-        """Of the prompts, on rank 0."""
+        """Returns the position in the prompts, on rank 0."""
         return self.rounds.position if self.ranks.is_rank0 else None
 
     def due(self, strategy: str | None, every: int | None, unit: str = "step") -> bool:

@@ -88,7 +88,7 @@ class LearningRate:
             self.advance()
 
     def advance(self) -> None:
-        """To the next step, if there is one: polynomial has no rate after a warm-up of all steps."""
+        """Moves to the next step, if there is one: polynomial has no rate after a warm-up of all steps."""
         if self._scheduler.last_epoch >= self._last:
             return
         # torch warns unless the optimizer has stepped; ours steps elsewhere.

@@ -55,11 +55,11 @@ class Asked:
 
     @property
     def keys(self) -> list[bytes]:
-        """Of its messages."""
+        """Returns the keys of its messages."""
         return self._keyed[0]
 
     def answer_key(self, answer: Message) -> bytes:
-        """Of an answer behind the messages."""
+        """Returns the key of an answer behind the messages."""
         return keys_of([answer], dict(self._keyed[1]))[0]
 
     @cached_property

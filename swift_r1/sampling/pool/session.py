@@ -93,7 +93,7 @@ class Expected:
 
 
 def another_model(served: str, own: str) -> str:
-    """That a server's model cannot take the weights of the run's own."""
+    """Says that a server's model cannot take the weights of the run's own."""
     return (
         f"the rollout server serves {served}, whose tokenizer or vocabulary is not that of --model {own}: "
         f"start it with `swift rollout --model {own}`"

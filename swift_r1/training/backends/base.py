@@ -29,7 +29,7 @@ WeightBucket = Sequence[tuple[str, Tensor]]  # whole tensors in the policy's dty
 
 BUCKET_BYTES = 64 * 2**20
 DEVICE_BUCKET_BYTES = 512 * 2**20
-"""Of a bucket that stays on the device: each costs an answer of the engine, beside which the copy is nothing."""
+"""Bytes of a bucket that stays on the device: each costs an answer of the engine, beside which the copy is nothing."""
 
 
 class Backend(ABC):
@@ -253,7 +253,7 @@ class Movable:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> list[torch.UntypedStorage]:
-    """Those on a device of this type, each once."""
+    """Yields those on a device of this type, each once."""
     found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
     return [one for one in found.values() if one.device.type == device.type and one.nbytes()]
 

@@ -64,8 +64,8 @@ def slurm_options(run: RunFile) -> dict[str, Any]:
 
 
 def _seconds(time: str) -> float:
-    """Of a time as Slurm takes it: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`; infinite where it sets
-    no limit, or is for Slurm to refuse."""
+    """Returns the seconds of a time as Slurm takes it: `MM`, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`;
+    infinite where it sets no limit, or is for Slurm to refuse."""
     days, dash, clock = time.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in (*parts, days or "0")) or len(parts) > 3 or set(parts) == {"0"}:
