@@ -24,15 +24,22 @@ from swift_r1.wire.client import RolloutClient
 
 
 @contextmanager
-def server(model: str, dtype: str) -> Iterator[RolloutClient]:
+def server(model: str, dtype: str, *more: str, output: int | None = subprocess.DEVNULL) -> Iterator[RolloutClient]:
+    """Starts `swift rollout`, and ends it. SystemExit where it ends by itself before it is ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "swift_r1", "rollout", "--model", model, "--port", str(port), "--torch_dtype", dtype]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen([*words, *more], stdout=output, stderr=output, start_new_session=True)
+
+    def going_on(line: str) -> None:
+        print(line, file=sys.stderr)
+        if process.poll() is not None:
+            raise SystemExit(f"swift rollout ended with {process.returncode}")
+
     try:
         with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(300, report=lambda line: print(line, file=sys.stderr))
+            client.wait_until_ready(300, report=going_on)
             yield client
     finally:
         process.send_signal(signal.SIGTERM)

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +28,11 @@ from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from weight_sync import server
+
 PROMPT, NEW, GROUP = (16, 16, 8) if REHEARSES else (128, 512, 8)
 LOADS = (8,) if REHEARSES else (64, 256, 1024)
-START_S = 300
 KEPT_BYTES = (64 << 20) if REHEARSES else (24 << 30)  # of keys and values: 1,024 completions of 640 tokens of the 1.5B
 
 
@@ -42,7 +40,13 @@ def main() -> None:
     shape, *words = sys.argv[1:]
     model = model_folder(shape)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with server(model, words) as client, WeightWriter(client) as writer:
+    kwargs: dict[str, Any] = {"kv_cache_memory_bytes": KEPT_BYTES}
+    if not REHEARSES:
+        kwargs["enable_sleep_mode"] = True
+    flags = ["--vllm_gpu_memory_utilization", "0.6", "--vllm_engine_kwargs", json.dumps(kwargs), *words]
+    started = time.perf_counter()
+    with server(str(model), DTYPE, *flags, output=None) as client, WeightWriter(client) as writer:
+        shown({"start s": time.perf_counter() - started})
         backend = LocalBackend(
             load_model(str(model), DTYPE, False).to(device), OptimizerConfig(1e-6, 0.0, 0.9, 0.99, 1e-8, 1.0)
         )
@@ -58,38 +62,6 @@ def main() -> None:
             part.push(transport, size)
         for level in () if REHEARSES else (1, 2):
             part.sleep(level, size)
-
-
-@contextmanager
-def server(model: Path, words: list[str]) -> Iterator[RolloutClient]:
-    """Starts `swift rollout`, and ends it. SystemExit where it ends by itself before it is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    kwargs: dict[str, Any] = {"kv_cache_memory_bytes": KEPT_BYTES}
-    if not REHEARSES:
-        kwargs["enable_sleep_mode"] = True
-    flags = ["--model", str(model), "--port", str(port), "--torch_dtype", DTYPE, "--vllm_gpu_memory_utilization", "0.6"]
-    flags += ["--vllm_engine_kwargs", json.dumps(kwargs), *words]
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "swift_r1", "rollout", *flags])
-
-    def going_on(line: str) -> None:
-        print(line, file=sys.stderr)
-        if process.poll() is not None:
-            raise SystemExit(f"swift rollout ended with {process.returncode}")
-
-    try:
-        with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(START_S, report=going_on)
-            shown({"start s": time.perf_counter() - started})
-            yield client
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 class Engine:
@@ -134,7 +106,7 @@ class Engine:
         own = own_logprobs(self.backend, sampled, self.device)
         given = [one.logprobs for one in output.completions]
         written = [row[-len(theirs) :] for row, theirs in zip(own, given, strict=True)]
-        probes = probe_sequences(self.backend.vocab_size)
+        probes = probe_sequences(self.backend.model.config)
         scored = self.client.score(probes).logprobs
         shown({f"{when}: logp diff, sampled": mean_difference(given, written)})
         shown({f"{when}: logp diff, random": mean_difference(scored, own_logprobs(self.backend, probes, self.device))})

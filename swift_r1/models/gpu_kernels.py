@@ -43,8 +43,8 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns for each row of contiguous float32 `[N, V]` the largest, the log of the sum of exponentials beyond it, and
-    the softmax's entropy."""
+    """Returns for each row of contiguous float32 `[N, V]` the largest, the log of the sum of exponentials beyond it,
+    and the softmax's entropy."""
     largest, log_total, entropy = (logits.new_empty(len(logits)) for _ in range(3))
     _statistics[(len(logits),)](logits, largest, log_total, entropy, WIDTH=logits.shape[1], BLOCK=_COLUMNS, num_warps=8)
     return largest, log_total, entropy

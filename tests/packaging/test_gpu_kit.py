@@ -164,9 +164,9 @@ def test_a_server_that_does_not_start_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(KIT))
     monkeypatch.setenv("GPU_REHEARSAL", "1")
     engine = runpy.run_path(str(KIT / "engine.py"))
-    for name in ("shapes", "chip"):
+    for name in ("shapes", "chip", "weight_sync"):
         del sys.modules[name]
-    with pytest.raises(SystemExit, match="swift rollout ended with 2"), engine["server"](tmp_path / "no model", []):
+    with pytest.raises(SystemExit, match="swift rollout ended with 2"), engine["server"]("no model", "bfloat16"):
         pass
 
 
