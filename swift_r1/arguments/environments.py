@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.agents import AgentArguments
-from swift_r1.arguments.fields import Scope, check_no_key, flag, why_no_url, without_password
+from swift_r1.arguments.fields import Scope, check_no_key, flag
 from swift_r1.errors import UsageError
+from swift_r1.wire.urls import why_no_url, without_password
 
 
 def _check(spec: str) -> None:

@@ -10,13 +10,14 @@ from typing import ClassVar, Self
 
 from swift_r1.arguments.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
 from swift_r1.arguments.eval_tasks import BENCHMARKS, Task, limited, read_tasks
-from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults, why_no_url, without_password
+from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
+from swift_r1.wire.urls import why_no_url, without_password
 
 _ENGINE_FLAGS = (
     *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),

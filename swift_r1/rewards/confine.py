@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from swift_r1.arguments.fields import has_password
 from swift_r1.runtime.processes import adopt_orphans
+from swift_r1.wire.urls import has_password
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"

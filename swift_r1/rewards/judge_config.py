@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from swift_r1.arguments.fields import keys_in
 from swift_r1.errors import UsageError, read_yaml, yaml_fault
+from swift_r1.wire.urls import keys_in
 
 KEY_VARIABLE = "SWIFT_JUDGE_API_KEY"
 PLACEHOLDER = re.compile(r"\{(\w+)\}")

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.arguments.fields import why_no_url, without_password
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo
+from swift_r1.wire.urls import why_no_url, without_password
 
 _LOOK_S = 0.5
 _REPORT_EVERY_S = 5.0

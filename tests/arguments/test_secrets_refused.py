@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.fields import is_secret_name, why_no_url
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
@@ -18,6 +17,7 @@ from swift_r1.launch.cluster.run_file import read_run_file
 from swift_r1.rewards.judge_config import read_judge
 from swift_r1.runtime.visible import log_visibly
 from swift_r1.wire.server_file import servers_of
+from swift_r1.wire.urls import is_secret_name, why_no_url
 
 RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "format", "--use_vllm", "true")
 

@@ -6,13 +6,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift_r1.arguments.fields import as_words, flag_specs, has_password
+from swift_r1.arguments.fields import as_words, flag_specs
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import UsageError
 from swift_r1.launch.cluster.placement import Place
 from swift_r1.launch.cluster.run_file import TRAIN, RunFile, is_secret, with_addresses
+from swift_r1.wire.urls import has_password
 
 _FORWARDED = ("HF_TOKEN", "WANDB_API_KEY", "SWIFT_REWARD_API_TOKEN", "SWIFT_JUDGE_API_KEY")
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import as_words, flag_specs, has_password, is_secret_name, spellings
+from swift_r1.arguments.fields import as_words, flag_specs, spellings
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
 from swift_r1.launch.cluster.engines import ENGINES
+from swift_r1.wire.urls import has_password, is_secret_name
 
 TRAIN, ROLLOUT = "train", "rollout"
 JUDGE, TEACHER = "judge", "teacher"
