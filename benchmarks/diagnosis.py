@@ -150,7 +150,7 @@ def _hinder(launcher: int, ended: threading.Event) -> None:
     while rank is None and not ended.wait(0.2):
         for one in psutil.Process(launcher).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                if one.environ().get("RANK") == "1" and "swift_r1.training.worker" in one.cmdline():
+                if one.environ().get("RANK") == "1" and "swift_r1.cli.rank" in one.cmdline():
                     rank = one
     try:
         while rank is not None and not ended.is_set():

@@ -35,7 +35,7 @@ from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED
 
 MESSAGE_BYTES = 1 << 20
 DESCRIPTORS = 4
-ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.training.worker"
+ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.cli.rank"
 
 
 def main(control: socket.socket) -> None:

@@ -10,6 +10,11 @@ from swift_r1.arguments.fields import flag
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 
+FORECAST_FILE = "forecast.json"
+"""Beside `completions.jsonl`, whose `step` is the part that a completion was sampled in: `parts` (of each its `prompts`
+and the seconds of `generate` and `reward`), `steps` (the metrics of each optimizer step), `fault` (why there are none)
+and `invalid` (of each reward function how many values, and why the first of them)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastArguments(RlhfArguments):

@@ -21,13 +21,14 @@ from swift_r1.checking.sampler import sampler_faults
 from swift_r1.checking.tools import ToolReport, template_faults, try_tools
 from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.prompts import PromptEncoder, encoder_of_run
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import RunFailed, UsageError, one_line
+from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.agents import agents
 
@@ -149,7 +150,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
         report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
         encoder = None
         if args.model:
-            encoder = encoder_of_run(args, _tokenizer(args.model))
+            encoder = PromptEncoder(
+                _tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy
+            )
             report.faults += template_faults(args, encoder) if args.calls_tools else []
         sources = open_sources(args.dataset, use_hf=args.use_hf)
         rows = [row for source in sources for row in _rows(args, source, encoder, report)]

@@ -12,14 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swift_r1.arguments.forecast import ForecastArguments, arguments_of
+from swift_r1.arguments.forecast import FORECAST_FILE, ForecastArguments, arguments_of
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import prepared, room
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.forecast import FILE
 from swift_r1.launch.environment import has_gpu, trainer
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -76,7 +75,7 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     from swift_r1.runtime.terminal import Terminal
     from swift_r1.tracking.metrics import read_json_lines
 
-    content, found = _read(folder / "args.json"), _read(folder / FILE)
+    content, found = _read(folder / "args.json"), _read(folder / FORECAST_FILE)
     args = arguments_of(content)
     seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
     said, memory = verdict(seen, args), _memory(args, world, seen.cost.peak_gib)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
@@ -24,9 +24,6 @@ from swift_r1.data.prompt_templates import (
 from swift_r1.data.rows import RESERVED, content_bytes
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
-
-if TYPE_CHECKING:
-    from swift_r1.arguments import RlhfArguments
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -259,20 +256,3 @@ class PromptEncoder:
         if self._wording.system is not None and own[0]["role"] != "system":
             own.insert(0, {"role": "system", "content": self._wording.system})
         return own
-
-
-def encoder_of_run(args: RlhfArguments, tokenizer: Any) -> PromptEncoder:
-    """The encoder of a run's prompts. Without `--max_length` a prompt and its completion fit the model's context;
-    several turns are cut to it as they go. Raises UsageError as `PromptEncoder`, and where no prompt would fit."""
-    from swift_r1.models.shape import context_length
-
-    longest = args.max_length
-    if longest is None and args.scheduler_name is None and not args.plays_agent:
-        context = args.vllm_max_model_len or context_length(args.model)
-        longest = None if context is None else context - args.max_completion_length
-        if longest is not None and longest < 1:
-            raise UsageError(
-                f"--max_completion_length {args.max_completion_length} leaves no room for a prompt: the model takes "
-                f"{context} tokens"
-            )
-    return PromptEncoder(tokenizer, Wording.of(args), longest, args.truncation_strategy)

@@ -19,7 +19,8 @@ import httpx
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
-from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, Written, evaluation_seeds
+from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, Written
+from swift_r1.evaluation.questions import evaluation_seeds
 from swift_r1.wire.client import other_key
 
 _logger = logging.getLogger("swift_r1.evaluation")

@@ -13,7 +13,8 @@ from swift_r1.arguments.adapters import adapters_base
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.prompts import Prompt
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams, completion_seed
+from swift_r1.evaluation.questions import evaluation_seeds
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 if TYPE_CHECKING:
     from swift_r1.inference.engines.transformers import TransformersEngine
@@ -63,11 +64,6 @@ class EvalEngine:
         raise NotImplementedError
 
     def close(self) -> None: ...
-
-
-def evaluation_seeds(seed: int, prompt_id: str, n: int) -> tuple[int, ...]:
-    """One seed per completion: of the question and its number, so that an evaluation in training has the same."""
-    return tuple(completion_seed(seed, "eval", prompt_id, index) for index in range(n))
 
 
 def rollout_request(

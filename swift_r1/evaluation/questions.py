@@ -20,6 +20,7 @@ from swift_r1.data.sources import Split
 from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
 from swift_r1.rewards.orm import build_rewards
+from swift_r1.wire.protocol import completion_seed
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -140,3 +141,8 @@ def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
 
     known = set(map(asked, training))
     return sum(asked(row, questions.task.instruction) in known for row in questions.rows)
+
+
+def evaluation_seeds(seed: int, prompt_id: str, n: int) -> tuple[int, ...]:
+    """One seed per completion: of the question and its number, so that an evaluation in training has the same."""
+    return tuple(completion_seed(seed, "eval", prompt_id, index) for index in range(n))

@@ -162,7 +162,8 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
 def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     """Starts the engine; the model's skeleton tells which weights an update must bring."""
     from swift_r1.inference.engines import start_engine
-    from swift_r1.weights.expected import expected_weights, most_bytes
+    from swift_r1.weights.buckets import most_bytes
+    from swift_r1.weights.expected import expected_weights
 
     expected = expected_weights(config.model)
     # A terminal's Ctrl-C goes to the engine's processes too, but the server decides when they end: they inherit this

@@ -15,7 +15,8 @@ from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.relays import Relays
 from swift_r1.inference.sleeping import Sleeping
-from swift_r1.weights.expected import Shapes, adapter_shapes, most_bytes
+from swift_r1.weights.buckets import most_bytes
+from swift_r1.weights.expected import Shapes, adapter_shapes
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import UpdateMachine

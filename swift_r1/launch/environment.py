@@ -25,7 +25,7 @@ import psutil
 from swift_r1.arguments.world import World
 
 PAGE_MODULE = "swift_r1.view.server"
-WORKER_MODULE = "swift_r1.training.worker"
+WORKER_MODULE = "swift_r1.cli.rank"
 ELASTIC_MODULE = "swift_r1.launch.elastic"
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
 _LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
+    from swift_r1.arguments import RlhfArguments
     from swift_r1.models.lora import LoraSettings
 
 
@@ -79,6 +80,22 @@ def context_length(model: str) -> int | None:
     """The tokens that the model folder (or id) takes by its config, which may not say. Raises UsageError as above."""
     length: int | None = getattr(transformers_config(model).get_text_config(), "max_position_embeddings", None)
     return length
+
+
+def longest_prompt(args: RlhfArguments) -> int | None:
+    """Returns how many tokens a prompt of a run may have: `--max_length`, or what the model's context leaves beside a
+    completion; None where several turns are cut to it as they go. Raises UsageError where no prompt would fit."""
+    if args.max_length is not None or args.scheduler_name is not None or args.plays_agent:
+        return args.max_length
+    context = args.vllm_max_model_len or context_length(args.model)
+    if context is None:
+        return None
+    if context <= args.max_completion_length:
+        raise UsageError(
+            f"--max_completion_length {args.max_completion_length} leaves no room for a prompt: the model takes "
+            f"{context} tokens"
+        )
+    return context - args.max_completion_length
 
 
 def shape_of(model: str) -> ModelShape:

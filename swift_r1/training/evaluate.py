@@ -18,8 +18,7 @@ from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.engine import evaluation_seeds
-from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
+from swift_r1.evaluation.questions import check_room, evaluation_seeds, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import RULES, Graded, summarize
 from swift_r1.sampling.base import still_wanted
 from swift_r1.sampling.rounds import RoundSampler

@@ -9,12 +9,13 @@ from swift_r1.arguments import make_plan
 from swift_r1.data.choices import Choices
 from swift_r1.data.experts import ExpertAnswers, load_answers
 from swift_r1.data.loading import load_rows, stream_of
-from swift_r1.data.prompts import Prompt, encoder_of_run
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
+from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -57,7 +58,7 @@ def open_inputs(context: Context) -> Inputs:
     if args.env is not None:
         register_environment(args.env, args.env_args, args.reward_env)
     data = load_rows(args.data_flags, start.prepared)
-    encoder = encoder_of_run(args, context.tokenizer)
+    encoder = PromptEncoder(context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
@@ -101,6 +102,6 @@ def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     experts = None
     if args.chord_sft_dataset:
         load()
-        encoder = encoder_of_run(args, context.tokenizer)
+        encoder = PromptEncoder(context.tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
         experts = load_answers(args.chord_sft_dataset, args.data_flags, encoder, args.max_completion_length)
     return Inputs(experts=experts, rewards=pool, monitor=monitor)

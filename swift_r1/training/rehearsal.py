@@ -11,8 +11,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from swift_r1.arguments import Plan
-from swift_r1.arguments.forecast import ForecastArguments
-from swift_r1.forecast import FILE
+from swift_r1.arguments.forecast import FORECAST_FILE, ForecastArguments
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound, completion_row
 from swift_r1.tracking.metrics import standard_json
@@ -64,7 +63,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     rows = [completion_row(item, number, None) for number, one in enumerate(found) for item in one.trained]
     trainer.recorder.completions(rows)
     content = {"parts": parts, "steps": steps.logged, "fault": fault, "invalid": _invalid(found)}
-    (trainer.books.run_dir / FILE).write_text(json.dumps(standard_json(content)) + "\n", encoding="utf-8")
+    (trainer.books.run_dir / FORECAST_FILE).write_text(json.dumps(standard_json(content)) + "\n", encoding="utf-8")
 
 
 class _Trial(Trainer):

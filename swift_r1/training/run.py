@@ -21,7 +21,6 @@ from swift_r1.arguments.forecast import ForecastArguments
 from swift_r1.arguments.training import seconds_of
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
-from swift_r1.diagnosis.watch import LiveDiagnosis
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.runtime.libraries import quiet_libraries
@@ -182,7 +181,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         vocabulary = partial(vocabulary_of, context.tokenizer)
         token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
         shown = (args.logging_steps, args.log_completions, args.logging_first_step)
-        told = (token_writer, context.tell, LiveDiagnosis(start.run_dir))
+        told = (token_writer, context.tell, start.diagnosis(start.run_dir))
         recorder = context.cleanup.enter_context(
             RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, *told)
         )
@@ -250,6 +249,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         args.create_checkpoint_symlink,
         setup.open_uploader(context),
         start.own_dtype,
+        start.model_card,
     )
     if ranks.is_rank0 and not isinstance(args, ForecastArguments):
         saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1

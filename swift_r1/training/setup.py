@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,10 @@ class Start:
     prepared: Mapping[str, str] = field(default_factory=dict)  # where the launcher has put the rows
     own_dtype: bool = False  # its checkpoints have the dtype of the model's config, not that of training
     replay: Replay | None = None
+    # What looks at a run's folder, which training does not know: the README.md of checkpoint-<step>, and findings
+    # about the log, which are asked for after each line
+    model_card: Callable[[Path, int], str] | None = None
+    diagnosis: Callable[[Path], Callable[[], object]] = lambda _run_dir: lambda: None
 
     @property
     def resumed(self) -> bool:

@@ -17,6 +17,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from swift_r1.errors import one_line
+from swift_r1.weights.expected import Shapes
 from swift_r1.wire.protocol import HTTPError, StreamedTensor
 
 if TYPE_CHECKING:
@@ -113,3 +114,21 @@ def entries_digest(tensors: Sequence[StreamedTensor]) -> str:
 def content_hash(digests: Iterable[str]) -> str:
     """XXH3 (hex) over the buckets' digests (hex in, 16 raw bytes each) in order."""
     return bucket_digest(b"".join(bytes.fromhex(digest) for digest in digests))
+
+
+def most_bytes(expected: Shapes) -> int:
+    """Of all weights, in whichever dtype they come."""
+    return sum(map(prod, expected.values())) * max(FLOAT_BYTES.values())
+
+
+def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: set[str]) -> None:
+    """Raises HTTPError (422) for a tensor that is not the model's, has another shape, or comes again."""
+    for name, entry in tensors.items():
+        if name not in expected:
+            tied = name == "lm_head.weight"
+            hint = "it is tied to the embedding, which is sent alone" if tied else "the served model has no such weight"
+            raise HTTPError(422, f"unexpected weight {name}: {hint}")
+        if entry.shape != expected[name]:
+            raise HTTPError(422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}")
+        if name in already:
+            raise HTTPError(422, f"{name} was sent twice in one version")

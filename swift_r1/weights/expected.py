@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from swift_r1.weights.buckets import FLOAT_BYTES, TensorEntry
 from swift_r1.wire.protocol import AdapterConfig, HTTPError
 
 if TYPE_CHECKING:
@@ -83,24 +81,6 @@ def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
     converted: dict[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", model), dict(weights))
     return converted
-
-
-def most_bytes(expected: Shapes) -> int:
-    """Of all weights, in whichever dtype they come."""
-    return sum(map(prod, expected.values())) * max(FLOAT_BYTES.values())
-
-
-def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: set[str]) -> None:
-    """Raises HTTPError (422) for a tensor that is not the model's, has another shape, or comes again."""
-    for name, entry in tensors.items():
-        if name not in expected:
-            tied = name == "lm_head.weight"
-            hint = "it is tied to the embedding, which is sent alone" if tied else "the served model has no such weight"
-            raise HTTPError(422, f"unexpected weight {name}: {hint}")
-        if entry.shape != expected[name]:
-            raise HTTPError(422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}")
-        if name in already:
-            raise HTTPError(422, f"{name} was sent twice in one version")
 
 
 def adapter_name(parameter: str, adapter: str = "default") -> str:

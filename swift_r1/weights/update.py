@@ -17,8 +17,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swift_r1.weights.buckets import TensorEntry, content_hash, entries_digest
-from swift_r1.weights.expected import Shapes, check_bucket
+from swift_r1.weights.buckets import TensorEntry, check_bucket, content_hash, entries_digest
+from swift_r1.weights.expected import Shapes
 from swift_r1.weights.staging import StagedBucket
 from swift_r1.wire.protocol import HTTPError, StreamedBucket
 

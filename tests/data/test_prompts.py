@@ -11,8 +11,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swift_r1.arguments import RlhfArguments
-from swift_r1.data.prompts import PromptEncoder, Wording, encoder_of_run
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
+from swift_r1.models.shape import longest_prompt
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
@@ -102,7 +103,8 @@ def test_without_max_length_a_prompt_and_its_completion_fit_the_models_context(
 ) -> None:
     def encoder(**flags: Any) -> PromptEncoder:
         flags = {"model": str(tiny_model), "max_completion_length": 24, "reward_funcs": ["format"]} | flags
-        return encoder_of_run(RlhfArguments(rlhf_type="grpo", dataset=["none"], **flags), tokenizer)
+        args = RlhfArguments(rlhf_type="grpo", dataset=["none"], **flags)
+        return PromptEncoder(tokenizer, Wording.of(args), longest_prompt(args), args.truncation_strategy)
 
     huge = row("x" * 120_000)
     assert encoder().fitting([row(), huge]) == [row()]

@@ -1,4 +1,4 @@
-"""`swift_r1.training.worker` for which `.cpu()` gives a copy, as it does on a GPU: torch does not let memory go that
+"""`swift_r1.cli.rank` for which `.cpu()` gives a copy, as it does on a GPU: torch does not let memory go that
 numpy has been shown."""
 
 import sys

@@ -218,7 +218,7 @@ def kind_of(process: psutil.Process, first: int) -> str:
         return "reward watchdog" if session == process.pid else "reward worker" if group == process.pid else "spawned"
     if process.pid == first:
         return "launcher" if "elastic" in words else "trainer"
-    if "swift_r1.training.worker" in words:
+    if "swift_r1.cli.rank" in words:
         parent = process.parent()
         rank = process.environ().get("RANK")
         return f"rank {rank}" if parent is not None and "elastic" in " ".join(parent.cmdline()) else "prompt worker"

@@ -68,7 +68,7 @@ def started_ranks(process: subprocess.Popen[bytes], logged: Path, log: Path) -> 
         time.sleep(0.1)
     ranks = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        if b"swift_r1.training.worker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"swift_r1.cli.rank" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             continue
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         ranks |= {entry: int(pid) for entry in environ if entry.startswith(b"RANK=")}

@@ -6,6 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-if "swift_r1.training.worker" in sys.orig_argv and os.environ["RANK"] == "0":
+if "swift_r1.cli.rank" in sys.orig_argv and os.environ["RANK"] == "0":
     Path(os.environ["WAITING_PLUGIN"]).touch()
     time.sleep(1000)

@@ -18,7 +18,8 @@ from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.evaluation import worker
-from swift_r1.evaluation.engine import LocalEngine, evaluation_seeds
+from swift_r1.evaluation.engine import LocalEngine
+from swift_r1.evaluation.questions import evaluation_seeds
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
 

@@ -28,7 +28,7 @@ def test_a_run_whose_replica_and_trainer_are_killed(tmp_path, write_run, interpr
 
         until(lambda: (tmp_path / "run" / "checkpoint-2").exists() or one.process.poll() is not None, 120)
         process("tests.launch.tiny_rollout").send_signal(signal.SIGKILL)
-        trainer = process("swift_r1.training.worker")
+        trainer = process("swift_r1.cli.rank")
         trainer.send_signal(signal.SIGKILL)
         assert one.wait(150) == 0, one.said
     finally:

@@ -99,7 +99,7 @@ def rank_of(launcher: subprocess.Popen[bytes]) -> list[int]:
     found = []
     for pid in pids:
         try:
-            if b"swift_r1.training.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"swift_r1.cli.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
         except (FileNotFoundError, ProcessLookupError):
             continue

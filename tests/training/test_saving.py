@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Mixtr
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import added_weights, policy_weights
+from swift_r1.report.card import model_card
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
@@ -205,7 +206,16 @@ def test_a_damaged_args_json_costs_the_model_card_and_no_checkpoint(
     if content is not None:
         (tmp_path / "args.json").write_text(content)
     backend = LocalBackend(load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    saver = Saver(tmp_path, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, False)
+    saver = Saver(
+        tmp_path,
+        backend,
+        None,
+        AutoTokenizer.from_pretrained(tiny_model),
+        Ranks(0, 1, CPU, None),
+        keep=1,
+        with_state=False,
+        model_card=model_card,
+    )
     saver.save(1, STATE, {}, False)
     assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
     assert not (tmp_path / "checkpoint-1" / "README.md").exists()

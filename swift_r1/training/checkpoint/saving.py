@@ -26,7 +26,6 @@ from swift_r1.models.weights import added_weights, has_adapters, policy_weights,
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.card import model_card
 from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_tensors
@@ -63,6 +62,7 @@ class Saver:
     links: bool = False  # `--create_checkpoint_symlink`
     uploader: Uploader | None = None  # of `--push_to_hub`, on rank 0
     own_dtype: bool = False  # models are written in the dtype of the config that they were loaded with
+    model_card: Callable[[Path, int], str] | None = None  # of the run's folder and a step: the README.md
 
     def __post_init__(self) -> None:
         self._failures = 0
@@ -179,13 +179,7 @@ class Saver:
         self.tokenizer.save_pretrained(folder)
         if is_multimodal(self.backend.model.config):
             copy_processor(str(self.backend.model.name_or_path), folder)
-        try:
-            card = model_card(self.run_dir, step)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            # Files that somebody has damaged meanwhile: a checkpoint is worth more than its card.
-            logger.warning("checkpoint-%d has no model card (args.json, logging.jsonl): %s", step, describe(error))
-        else:
-            (folder / "README.md").write_text(card, encoding="utf-8")
+        self._write_card(folder, step)
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
             self.tokenizer.save_pretrained(folder / CRITIC)
@@ -203,6 +197,17 @@ class Saver:
             write_tensors(state / f"{_RNG}.safetensors", rng)
             if round_tensors:
                 write_tensors(state / f"{_ROUND}.safetensors", round_tensors)
+
+    def _write_card(self, folder: Path, step: int) -> None:
+        if self.model_card is None:
+            return
+        try:
+            card = self.model_card(self.run_dir, step)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            # Files that somebody has damaged meanwhile: a checkpoint is worth more than its card.
+            logger.warning("checkpoint-%d has no model card (args.json, logging.jsonl): %s", step, describe(error))
+            return
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _state(self) -> Iterator[tuple[str, Iterator[StateBucket]]]:
         """What only a resumed run needs, by kind."""

@@ -1,4 +1,4 @@
-"""`python -m swift_r1.training.worker ARGS_JSON`: one training process, started by `swift rlhf`.
+"""`python -m swift_r1.cli.rank ARGS_JSON`: one training process, started by `swift rlhf`.
 
 Kept light at import: the reward workers, started by spawn, import this module again.
 """
@@ -25,7 +25,7 @@ from swift_r1.runtime.visible import harmless
 def main(argv: Sequence[str]) -> int:
     """Runs the process; returns its exit code. Errors that a user can cause are one line."""
     if len(argv) != 1:
-        print("usage: python -m swift_r1.training.worker ARGS_JSON", file=sys.stderr)
+        print("usage: python -m swift_r1.cli.rank ARGS_JSON", file=sys.stderr)
         return EXIT_USAGE
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent(signal.SIGTERM)  # a launcher killed by SIGKILL leaves no rank behind
@@ -33,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     try:
         from swift_r1.arguments.forecast import ForecastArguments, arguments_of
+        from swift_r1.diagnosis.watch import LiveDiagnosis
+        from swift_r1.report.card import model_card
         from swift_r1.runs.recorded import Replay
         from swift_r1.training.run import run
         from swift_r1.training.setup import Start
@@ -47,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
             own_dtype=content["own_dtype"],
             time=content["started"],
             replay=Replay(**content["replay"]) if content.get("replay") else None,
+            model_card=model_card,
+            diagnosis=LiveDiagnosis,
         )
         args = arguments_of(content)
         return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
