@@ -32,7 +32,7 @@ test-cluster: install ## `swift launch` on ssh, Slurm, Ray and local with real p
 	  (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES))
 	@$(PY) -m pip install -q --disable-pip-version-check -r requirements/ray.in
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/cluster.in
-	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/cluster
+	@$(ENV) $(PY) -m pytest -m cluster $(PYTEST_ARGS) tests/fleet/cluster
 
 test-agents: install ## sessions with the JavaScript client (node), LangChain, Pydantic AI and the Agents SDK; environments of Gymnasium, OpenEnv, TRL and verifiers; in .venv-agents on top of .venv (8 minutes)
 	@[ -x .venv-agents/bin/python ] || $(PY) -m venv .venv-agents
@@ -44,7 +44,7 @@ test-agents: install ## sessions with the JavaScript client (node), LangChain, P
 	@[ -x .venv-agents/openenv/bin/python ] || $(PY) -m venv .venv-agents/openenv
 	@.venv-agents/openenv/bin/python -m pip install -q --disable-pip-version-check openenv==0.10.0
 	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
-	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py tests/environments $(PYTEST_ARGS)
+	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py tests/plugins/environments $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift
@@ -64,7 +64,7 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 	  "$$(.venv-lm-eval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@.venv-lm-eval/bin/python -m pip install -q --disable-pip-version-check lm-eval==0.4.13 \
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
-	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/evaluation/test_lm_eval.py $(PYTEST_ARGS)
+	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/lab/evaluation/test_lm_eval.py $(PYTEST_ARGS)
 
 test-python: ## the wheel in a fresh environment of PYTHON=python3.13 (or 3.12), and short tests of every part there
 	@PYTHON="$(PYTHON)" $(ENV) scripts/other_python.sh $(PYTEST_ARGS)

@@ -23,8 +23,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
-    # bundled/ holds links to examples/ and plugins/, which become files here.
-    package_data={"swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html", "starters/**/*", "bundled/**/*"]},
+    # cli/bundled/ holds links to examples/ and plugins/, which become files here.
+    package_data={
+        "swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html"],
+        "swift_r1.cli": ["starters/**/*", "bundled/**/*"],
+    },
     exclude_package_data={"": ["**/__pycache__/*", "**/*.pyc"]},
     install_requires=requirements("core"),
     extras_require={

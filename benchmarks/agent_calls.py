@@ -52,9 +52,9 @@ def main() -> None:
         return
     from transformers import AutoTokenizer
 
-    from swift_r1.episodes.gateway import AgentGateway, AgentModel
-    from swift_r1.inference.engines.base import PromptTokenizer
-    from swift_r1.inference.tool_calls import ToolCalls
+    from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
+    from swift_r1.serving.engines.base import PromptTokenizer
+    from swift_r1.serving.tool_calls import ToolCalls
     from swift_r1.wire.protocol import Completion, RolloutRequest
     from swift_r1.wire.sessions import SessionLimits, SessionRequest, SessionSampling
 

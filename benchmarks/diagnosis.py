@@ -2,7 +2,7 @@
 
     python examples/mini/make_model.py countdown models/mini/countdown
     python benchmarks/diagnosis.py --model models/mini/countdown --faults true
-    python benchmarks/diagnosis.py --runs output/mini/*/* --record tests/diagnosis/healthy.jsonl
+    python benchmarks/diagnosis.py --runs output/mini/*/* --record tests/lab/diagnosis/healthy.jsonl
 
 A fault is one run of the demo's model and task, 64 completions a step, with one thing wrong on purpose. For each it
 prints what was to be found and what was. `--runs` are folders of runs that are there already. `--record` writes what
@@ -26,10 +26,10 @@ from typing import Any
 
 import psutil
 
-from swift_r1.diagnosis.past import DETECTORS
-from swift_r1.diagnosis.watch import Diagnosis
-from swift_r1.runs.folder import RunFolder, find_runs
-from swift_r1.runs.lines import read_rows
+from swift_r1.lab.diagnosis.past import DETECTORS
+from swift_r1.lab.diagnosis.watch import Diagnosis
+from swift_r1.record.folder import RunFolder, find_runs
+from swift_r1.record.lines import read_rows
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE.parent / "examples" / "countdown_demo"

@@ -95,7 +95,7 @@ for function in (impossible, repeated):
     )
 
 if os.environ.get("DIAGNOSIS_FAULT") == "stale engine":
-    from swift_r1.sampling.base import EmbeddedRollouts
+    from swift_r1.rollout.base import EmbeddedRollouts
 
     def publish(self):
         """Weights that never arrive: the engine keeps those of its start."""

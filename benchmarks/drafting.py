@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache, PreTrainedModel
 
-from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import load_model, load_tokenizer
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 LONGEST, SHORTEST = 4, 2  # tokens that must be the same before a draft

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.world import World
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent

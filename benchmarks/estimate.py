@@ -29,15 +29,15 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.cli.demo import rollout_server
-from swift_r1.estimate.chips import chip_of
-from swift_r1.estimate.job import assumed, of_run
-from swift_r1.estimate.layout import Layout, estimate_layout
-from swift_r1.estimate.measured import read_measured, seconds_of
-from swift_r1.estimate.model import from_config
-from swift_r1.estimate.roles import Job
-from swift_r1.estimate.work import Round
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.lab.estimate.chips import chip_of
+from swift_r1.lab.estimate.job import assumed, of_run
+from swift_r1.lab.estimate.layout import Layout, estimate_layout
+from swift_r1.lab.estimate.measured import read_measured, seconds_of
+from swift_r1.lab.estimate.model import from_config
+from swift_r1.lab.estimate.roles import Job
+from swift_r1.lab.estimate.work import Round
 from swift_r1.launch.engines import free_ports
 
 HERE = Path(__file__).resolve().parent

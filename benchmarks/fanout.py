@@ -32,9 +32,9 @@ def serve(address: str, bucket: int) -> None:
     import uvicorn
     from growth_servers import Engine
 
-    from swift_r1.arguments.server import RolloutArguments
-    from swift_r1.inference.routes import create_app
-    from swift_r1.inference.service import Lifecycle
+    from swift_r1.flags.server import RolloutArguments
+    from swift_r1.serving.routes import create_app
+    from swift_r1.serving.service import Lifecycle
 
     shapes = {f"w{number}": (bucket // 4,) for number in range(BUCKETS)}
 
@@ -50,9 +50,9 @@ def train(addresses: list[str], bucket: int, fanouts: list[int], repeats: int) -
     """In rank 0's namespace; prints a JSON line for each fan-out."""
     import torch
 
-    from swift_r1.sampling.pool.pool import ServerPool
-    from swift_r1.sampling.pool.session import Expected, ServerSession
-    from swift_r1.weights.writer import WeightWriter
+    from swift_r1.rollout.pool.pool import ServerPool
+    from swift_r1.rollout.pool.session import Expected, ServerSession
+    from swift_r1.sync.writer import WeightWriter
     from swift_r1.wire.client import RolloutClient
 
     writers = []

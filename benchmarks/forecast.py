@@ -27,11 +27,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.forecast.outlook import outlook
-from swift_r1.forecast.show import to_json
-from swift_r1.forecast.verdict import verdict
-from swift_r1.tracking.metrics import read_json_lines
+from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.lab.forecast.outlook import outlook
+from swift_r1.lab.forecast.show import to_json
+from swift_r1.lab.forecast.verdict import verdict
+from swift_r1.record.metrics import read_json_lines
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"

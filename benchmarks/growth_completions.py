@@ -30,13 +30,13 @@ if __name__ != "__mp_main__":  # a reward worker, which imports this module agai
     from swift_r1.algorithms import LossConfig, group_advantages
     from swift_r1.algorithms.rewards import Composition
     from swift_r1.data.prompts import Prompt
-    from swift_r1.inference.engines.transformers import TransformersEngine
     from swift_r1.plugins import load_plugins
+    from swift_r1.record.metrics import JsonLines
     from swift_r1.rewards.pool import RewardPool
+    from swift_r1.rollout.multi_turn import OneTurn
+    from swift_r1.rollout.scoring import Scoring, completion_row, round_metrics
     from swift_r1.runtime.ranks import Ranks
-    from swift_r1.sampling.multi_turn import OneTurn
-    from swift_r1.sampling.scoring import Scoring, completion_row, round_metrics
-    from swift_r1.tracking.metrics import JsonLines
+    from swift_r1.serving.engines.transformers import TransformersEngine
     from swift_r1.training.backends.local import LocalBackend
     from swift_r1.training.batching import Batching
     from swift_r1.training.grpo import batch_of_round, before_training, split_round, train_step

@@ -32,17 +32,20 @@ import torch
 from growth_plot import growth
 from growth_tools import MB, SIZES, config_of, free_port, measured, run_ranks, write_model
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Policy
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, ServerSession
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.runtime.ranks import Ranks, join_ranks
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.serving import server
+from swift_r1.serving.engines.base import EngineInfo
+from swift_r1.sync.transport import HTTP, SHM
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.checkpoint.folder import newest_whole
@@ -51,9 +54,6 @@ from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState
 from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.expected import expected_weights
-from swift_r1.weights.transport import HTTP, SHM
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 
 SECONDS = {

@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_leaves
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.models.weights import policy_weights
+from swift_r1.rollout.base import EmbeddedRollouts, ignore_output
 from swift_r1.runtime.ranks import Ranks, join_ranks
-from swift_r1.sampling.base import EmbeddedRollouts, ignore_output
 from swift_r1.training.batching import Batching
 from swift_r1.training.checkpoint.saving import OPTIMIZER, Saver
 from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState

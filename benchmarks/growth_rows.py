@@ -107,7 +107,7 @@ def start(file: Path, processes: int) -> dict[str, float]:
     from swift_r1.data.prompts import PromptEncoder
     from swift_r1.data.sampler import PromptSampler
     from swift_r1.data.sources import DataFlags
-    from swift_r1.sampling.prompts import PromptStream
+    from swift_r1.rollout.prompts import PromptStream
 
     register_dataset(DatasetMeta(dataset_name="rows", dataset_path=str(file), preprocess_func=preprocess))
     tokenizer = tiny_model.make_tokenizer()

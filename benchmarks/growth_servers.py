@@ -53,7 +53,7 @@ class Engine:
     scores_alone = False
 
     def __init__(self, tokens: int = 64) -> None:
-        from swift_r1.inference.engines.base import EngineInfo, PromptTokenizer
+        from swift_r1.serving.engines.base import EngineInfo, PromptTokenizer
 
         self.prompts = PromptTokenizer(None)  # asked for no text
         self.tokens = tokens
@@ -62,7 +62,7 @@ class Engine:
         self.completions = 0
 
     async def generate(self, prompt: Sequence[int], sampling: Any, seed: int | None) -> Any:
-        from swift_r1.inference.engines.base import Generated
+        from swift_r1.serving.engines.base import Generated
 
         self.completions += 1
         await asyncio.sleep(prompt[0] / 10)  # others come meanwhile, as at an engine that takes its time
@@ -77,9 +77,9 @@ def serve(count: int, shapes: dict[str, tuple[int, ...]], tokens: int, pipe: Con
     """`count` servers; each question on the pipe is answered with messages, 0, and completions by server so far."""
     import uvicorn
 
-    from swift_r1.arguments.server import RolloutArguments
-    from swift_r1.inference.routes import create_app
-    from swift_r1.inference.service import Lifecycle
+    from swift_r1.flags.server import RolloutArguments
+    from swift_r1.serving.routes import create_app
+    from swift_r1.serving.service import Lifecycle
 
     engines, messages, ports = [Engine(tokens) for _ in range(count)], Counter[int](), []
 
@@ -185,14 +185,14 @@ def measured(
 ) -> dict[str, float]:
     import torch
 
-    from swift_r1.sampling.pool.pool import ServerPool
-    from swift_r1.sampling.pool.session import Expected, ServerSession
-    from swift_r1.weights.writer import WeightWriter
+    from swift_r1.rollout.pool.pool import ServerPool
+    from swift_r1.rollout.pool.session import Expected, ServerSession
+    from swift_r1.sync.writer import WeightWriter
     from swift_r1.wire.client import RolloutClient
     from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
     weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    import swift_r1.weights.device_memory  # noqa: F401 - what a push imports is not what it takes
+    import swift_r1.sync.device_memory  # noqa: F401 - what a push imports is not what it takes
 
     before_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     peak, began = Peak(), time.monotonic()

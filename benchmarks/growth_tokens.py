@@ -53,7 +53,7 @@ WORDS = ["so", "the", "98", "19", "=", "minus", "wait", "let", "me", "check"]
 
 
 def generate(model: Path, tokens: int, completions: int) -> dict[str, float]:
-    from swift_r1.inference.engines.transformers import TransformersEngine
+    from swift_r1.serving.engines.transformers import TransformersEngine
     from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
     engine = TransformersEngine(load_model(model, "float32", False).requires_grad_(False), None, (0,), 0)
@@ -106,15 +106,15 @@ def train(model: Path, tokens: int, completions: int, shared: bool) -> dict[str,
 def record(tokens: int, completions: int, folder: Path) -> dict[str, float]:
     import numpy
 
+    from swift_r1.lab.runs.completions import CompletionTable
+    from swift_r1.lab.runs.query import CompletionQuery
+    from swift_r1.lab.view.coloured import classes, numbers_json, scale_of, tokens_html, values_of
+    from swift_r1.lab.view.completion_html import card
+    from swift_r1.record.metrics import JsonLines
+    from swift_r1.record.token_reader import TokenRecord
+    from swift_r1.record.token_record import STEP, TOKENS, TokenRows, TokenWriter
     from swift_r1.rewards.builtin import is_formatted
     from swift_r1.rewards.graders import grade_countdown, grade_math
-    from swift_r1.runs.completions import CompletionTable
-    from swift_r1.runs.query import CompletionQuery
-    from swift_r1.runs.tokens import TokenRecord
-    from swift_r1.tracking.metrics import JsonLines
-    from swift_r1.tracking.token_record import STEP, TOKENS, TokenRows, TokenWriter
-    from swift_r1.view.coloured import classes, numbers_json, scale_of, tokens_html, values_of
-    from swift_r1.view.completion_html import card
 
     chance = random.Random(0)
     texts = [" ".join(chance.choices(WORDS, k=tokens)) for _ in range(completions)]

@@ -13,8 +13,8 @@ from typing import Any
 
 def serve(words: Sequence[str]) -> int:
     """What `swift rollout` starts, with other lengths."""
-    from swift_r1.inference import server
-    from swift_r1.inference.engines.vllm import VllmEngine
+    from swift_r1.serving import server
+    from swift_r1.serving.engines.vllm import VllmEngine
 
     generate = VllmEngine.generate
 
@@ -29,7 +29,7 @@ def serve(words: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        from swift_r1.inference.server import leave
+        from swift_r1.serving.server import leave
 
         leave(serve(sys.argv[1:]))
     from swift_r1.cli import rollout

@@ -55,8 +55,8 @@ def offline(args: argparse.Namespace) -> None:
     from vllm.inputs import TokensPrompt
     from vllm.platforms import current_platform
 
-    from swift_r1.arguments.server import RolloutArguments
-    from swift_r1.inference.engines.vllm_start import engine_arguments, engine_environment
+    from swift_r1.flags.server import RolloutArguments
+    from swift_r1.serving.engines.vllm_start import engine_arguments, engine_environment
 
     config = RolloutArguments(
         model=args.model, torch_dtype=args.torch_dtype, vllm_enforce_eager=args.vllm_enforce_eager

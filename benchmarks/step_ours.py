@@ -10,9 +10,9 @@ import torch
 from step_work import Clock, Work, peak_bytes, report
 
 from swift_r1.algorithms import LossConfig, group_advantages
-from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models import loading, logprobs
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch
 from swift_r1.training.grpo import before_training, split_round, train_step

@@ -28,8 +28,8 @@ from step_work import Clock
 
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.models.loading import load_model
+from swift_r1.record.token_record import STEP, TokenWriter
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.tracking.token_record import STEP, TokenWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch
 from swift_r1.training.grpo import before_training, split_round, train_step

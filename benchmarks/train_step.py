@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.table import Table
 from step_work import Work
 
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_dtype, dtype_here
+from swift_r1.flags.world import World
+from swift_r1.launch.checks.model_folder import config_dtype, dtype_here
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent

@@ -26,8 +26,8 @@ import pyarrow  # noqa: F401
 from rich.console import Console
 from rich.table import Table
 
-from swift_r1.runs.completions import CompletionTable
-from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
+from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
 
 GROUPS, PER_GROUP = 32, 16
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from weight_sync import server
 
-from swift_r1.weights.snapshot import SnapshotReader, WeightSnapshot
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.sync.snapshot import SnapshotReader, WeightSnapshot
+from swift_r1.sync.writer import WeightWriter
 
 BATCH, LENGTH = 8, 64
 

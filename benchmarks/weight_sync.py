@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, group_advantages, loss_normalizer, mean_metrics, policy_loss, sum_metrics
-from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import end_tokens, load_model, load_tokenizer
 from swift_r1.models.policy import ModelInputs, Policy
 from swift_r1.rewards.graders import grade_countdown
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import Completion, RolloutRequest, SamplingParams
 
 sys.path.append(str(Path(__file__).parent / "countdown_demo"))

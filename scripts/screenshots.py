@@ -19,8 +19,8 @@ from urllib.parse import urlencode
 from playwright.sync_api import Browser, sync_playwright
 
 from swift_r1.errors import UsageError
-from swift_r1.runs.folder import find_runs
-from swift_r1.runs.tokens import TokenRecord
+from swift_r1.record.folder import find_runs
+from swift_r1.record.token_reader import TokenRecord
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 SWIFT = (sys.executable, "-m", "swift_r1")

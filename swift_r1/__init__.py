@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "swift_r1.rewards": ("ORM", "AsyncORM", "orms"),
     "swift_r1.plugins.agents": ("Agent", "agents"),
-    "swift_r1.tool_use.registry": ("tools",),
+    "swift_r1.data.tool_registry": ("tools",),
     "swift_r1.data.sampler": ("Outcome", "Sampler", "samplers"),
     "swift_r1.data": (
         "AlpacaPreprocessor",
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
         register_dataset,
     )
     from swift_r1.data.sampler import Outcome, Sampler, samplers
+    from swift_r1.data.tool_registry import tools
     from swift_r1.plugins.agents import Agent, agents
     from swift_r1.rewards import ORM, AsyncORM, orms
-    from swift_r1.tool_use.registry import tools
 
 
 def __getattr__(name: str) -> Any:

@@ -149,7 +149,8 @@ def _message(error: BaseException, longest: int = 300) -> str:
         return "(it has no message: its __str__ fails)"
 
 
-_IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), str(Path(__file__).resolve().parent / "plugins"))
+_OUR_IMPORTS = (str(Path(__file__).resolve().parent / "plugins" / f"{name}.py") for name in ("compat", "loader"))
+_IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), *_OUR_IMPORTS)
 
 
 def describe(error: BaseException) -> str:

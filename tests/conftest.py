@@ -89,10 +89,10 @@ def registries() -> Iterator[None]:
     """Gives every registry back as it was: a plugin that one test loads is not there in the next."""
     from swift_r1.data import registry
     from swift_r1.data.sampler import samplers
+    from swift_r1.data.tool_registry import tools
     from swift_r1.plugins import loader, protocol, rollouts
     from swift_r1.plugins.agents import agents
     from swift_r1.rewards import orms
-    from swift_r1.tool_use.registry import tools
 
     everything = (
         *(orms, registry.datasets, registry._origins, loader._LOADED, protocol.prms, protocol.rm_plugins),

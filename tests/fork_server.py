@@ -86,7 +86,7 @@ def import_everything() -> None:
     for name in (*ours, *IMPORTED_LATE):
         if "vllm" not in name and not name.endswith(("__main__", "gpu_kernels")):
             importlib.import_module(name)
-    recorder = importlib.import_module("swift_r1.tracking.recorder")
+    recorder = importlib.import_module("swift_r1.record.recorder")
     assert callable(recorder.draw_curves)
     recorder.draw_curves = lambda log, folder: None
 

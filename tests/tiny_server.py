@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
-from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.models.expected import expected_weights
 from swift_r1.runtime.processes import leave, stop_at_once
-from swift_r1.weights.expected import expected_weights
+from swift_r1.serving import server
+from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, Scored, TokenLogprob
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
 MAX_MODEL_LEN = 1024

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import arithmetic
 
-from swift_r1.arguments.world import World
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 # For tiny_model.py of examples/countdown_demo.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from swift_r1.arguments.world import World
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 DEMO = Path(__file__).resolve().parents[1] / "countdown_demo"

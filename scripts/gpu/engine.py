@@ -20,11 +20,11 @@ from shapes import DTYPE, REHEARSES, model_folder
 
 from swift_r1.models.loading import load_model
 from swift_r1.models.weights import policy_weights
-from swift_r1.sampling.remote import mean_difference, own_logprobs, probe_sequences
+from swift_r1.rollout.remote import mean_difference, own_logprobs, probe_sequences
+from swift_r1.sync.transport import HTTP, IPC, SHM
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.transport import HTTP, IPC, SHM
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 

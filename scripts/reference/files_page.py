@@ -10,10 +10,10 @@ from text import MADE, table
 
 from swift_r1.cli.main import main
 from swift_r1.errors import EXIT_CODES, SwiftError
-from swift_r1.inference.server import bind
+from swift_r1.lab.runs.catalogue import CHECKPOINT, OTHERS, RUN, WrittenFile
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
-from swift_r1.runs.catalogue import CHECKPOINT, OTHERS, RUN, WrittenFile
+from swift_r1.serving.server import bind
 from swift_r1.wire.client import RolloutClient
 
 _INTRODUCTION = f"""{MADE}

@@ -9,11 +9,11 @@ from itertools import groupby
 
 from text import MADE, anchor, link, table
 
-from swift_r1.arguments import RlhfArguments
-from swift_r1.arguments.fields import FlagSpec, flag_specs
-from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.cli.help import shown
 from swift_r1.cli.main import COMMANDS
+from swift_r1.flags import RlhfArguments
+from swift_r1.flags.fields import FlagSpec, flag_specs
+from swift_r1.flags.meanings import MEANINGS
 
 _INTRODUCTION = f"""{MADE}
 # Flags

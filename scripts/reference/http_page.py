@@ -10,10 +10,10 @@ from typing import Any
 from messages import BY_NAME, message, typed
 from text import MADE, table
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference.described import BODIES, TOKEN, WHY
-from swift_r1.inference.routes import create_app
-from swift_r1.inference.service import Lifecycle
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.serving.described import BODIES, TOKEN, WHY
+from swift_r1.serving.routes import create_app
+from swift_r1.serving.service import Lifecycle
 from swift_r1.wire import protocol
 
 _INTRODUCTION = f"""{MADE}
@@ -49,7 +49,7 @@ _ABOUT = {
     "Generation for a trainer": "Token ids in, token ids out. `swift rlhf` and `swift eval` speak it; "
     "`swift_r1/wire/client.py` is a client in Python.",
     "Sessions": "An address of its own for an agent, where every call is recorded ([agents.md](agents.md)).",
-    "Weights": "A trainer's. `swift_r1/weights/writer.py` is the client, and `swift rlhf` its user; what a "
+    "Weights": "A trainer's. `swift_r1/sync/writer.py` is the client, and `swift rlhf` its user; what a "
     "version is and when it is served is in [server.md](server.md).",
     "Sleep": "For an engine on the trainer's own GPU ([scaling.md](scaling.md#taking-turns-on-a-gpu)).",
 }

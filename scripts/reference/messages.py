@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from text import link, table
 
-from swift_r1.inference import described, openai_messages
+from swift_r1.serving import described, openai_messages
 from swift_r1.wire import protocol, sessions
 
 BY_NAME: dict[str, type[BaseModel]] = {

@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from prometheus_client.parser import text_string_to_metric_families
 from text import MADE, link, table
 
-import swift_r1.diagnosis.watch  # noqa: F401  it registers the detectors
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.diagnosis.past import DETECTORS
-from swift_r1.inference.service import Lifecycle
-from swift_r1.tracking.glossary import GROUPS, Metric
+import swift_r1.lab.diagnosis.watch  # noqa: F401  it registers the detectors
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.lab.diagnosis.past import DETECTORS
+from swift_r1.record.glossary import GROUPS, Metric
+from swift_r1.serving.service import Lifecycle
 
 _SERVER = "Metrics of the server"
 _INTRODUCTION = f"""{MADE}
@@ -30,7 +30,7 @@ What to look at first: `reward` and an evaluation rise, `frac_reward_zero_std` s
 Links name the signs by which a run says by itself that something is wrong; [diagnosis.md](diagnosis.md) has their
 thresholds. [seeing-a-run.md](seeing-a-run.md) shows the curves.
 
-The tables are `swift_r1/tracking/glossary/`. A new metric gets an entry there; tests fail without.
+The tables are `swift_r1/record/glossary/`. A new metric gets an entry there; tests fail without.
 """
 
 

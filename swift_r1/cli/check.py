@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.rlhf import CheckArguments
 
 _USAGE = """swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
 
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(CheckArguments, words)
     # What plugins print, here or in their processes, must not get between the lines of the report.
     with _standard_output_kept() as output:
-        from swift_r1.checking.run import run_checks, show
+        from swift_r1.launch.checks.run import run_checks, show
 
         # The pool's warnings about invalid rewards are in the report.
         logging.getLogger("swift_r1.rewards").setLevel(logging.ERROR)

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_r1.arguments.demo import DemoArguments
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.flags.demo import DemoArguments
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.world import World
 from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.runtime.terminal import Terminal
@@ -40,7 +40,7 @@ swift demo --seed 1 --algorithm ppo
 swift demo --server
 """
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
-FILES = (Path(__file__).parents[1] / "bundled/examples/countdown_demo").resolve()
+FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")
 STEPS, SERVER_STEPS = 48, 48
 PPO_STEPS_A_ROUND = 2

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.arguments.estimate import EstimateArguments
-from swift_r1.arguments.fields import as_words, spellings
-from swift_r1.arguments.parser import CONFIG_SUFFIXES, parse_arguments
-from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK, UsageError, read_yaml
+from swift_r1.flags.fields import as_words, spellings
+from swift_r1.flags.parser import CONFIG_SUFFIXES, parse_arguments
+from swift_r1.flags.world import World
+from swift_r1.lab.estimate.flags import EstimateArguments
 
 if TYPE_CHECKING:
-    from swift_r1.launch.cluster.run_file import RunFile
+    from swift_r1.fleet.run_file import RunFile
 
 _USAGE = """swift estimate run.yaml|config.yaml [--chip h100] [--gpus G] [--measured RUN_FOLDER] [--flag value ...]
 
@@ -44,12 +44,12 @@ def run(words: Sequence[str]) -> int:
     file = None if args.json is None else Path(args.json).expanduser()
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--json {file}: there is no folder {file.parent}")
-    from swift_r1.estimate.chips import DEFAULT_CHIP, chip_of
-    from swift_r1.estimate.job import assumed, job_of, layout_of
-    from swift_r1.estimate.layout import estimate_layout
-    from swift_r1.estimate.measured import lengths_of, read_measured
-    from swift_r1.estimate.show import show, to_json
-    from swift_r1.estimate.split import best_split
+    from swift_r1.lab.estimate.chips import DEFAULT_CHIP, chip_of
+    from swift_r1.lab.estimate.job import assumed, job_of, layout_of
+    from swift_r1.lab.estimate.layout import estimate_layout
+    from swift_r1.lab.estimate.measured import lengths_of, read_measured
+    from swift_r1.lab.estimate.show import show, to_json
+    from swift_r1.lab.estimate.split import best_split
     from swift_r1.runtime.terminal import Terminal
 
     without = run_file is not None and args.gpus is None and not any(one.gpus for one in run_file.roles.values())
@@ -71,7 +71,7 @@ def run(words: Sequence[str]) -> int:
     given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
     show(job, given, split, Terminal(width=max(110, Terminal().width)))
     if file is not None:
-        from swift_r1.evaluation.store import write_whole
+        from swift_r1.lab.evaluation.store import write_whole
 
         try:
             write_whole(file, json.dumps(to_json(job, given, split), indent=2, ensure_ascii=False) + "\n")
@@ -97,7 +97,7 @@ def _run_file(words: Sequence[str]) -> RunFile | None:
         return None  # the parser says what is wrong with it
     if not isinstance(content, dict) or not {"roles", "rlhf"}.intersection(content):
         return None
-    from swift_r1.launch.cluster.run_file import read_run_file
+    from swift_r1.fleet.run_file import read_run_file
 
     return read_run_file(words[0])
 
@@ -111,7 +111,7 @@ def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[Estimate
     known = spellings(EstimateArguments)
     written = (word.partition("=")[0].lstrip("-").replace("-", "_") for word in words[1:] if word.startswith("--"))
     given = {known[name].name for name in written if name in known}
-    from swift_r1.launch.cluster.run_file import TRAIN, with_addresses
+    from swift_r1.fleet.run_file import TRAIN, with_addresses
 
     flags = {name: value for name, value in run_file.rlhf.items() if name not in given}
     flags = with_addresses(flags, {name: [_ANY_SERVER] for name in run_file.roles if name != TRAIN})

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.adapters import adapters_base
-from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import dtype_here, is_local, model_faults
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE
+from swift_r1.flags.adapters import adapters_base
+from swift_r1.flags.evaluation import EvalArguments
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.world import World
+from swift_r1.lab.evaluation import ADDED_VARIABLE
+from swift_r1.launch.checks.model_folder import dtype_here, is_local, model_faults
 from swift_r1.launch.environment import (
     file_in_memory,
     has_gpu,
@@ -26,7 +26,7 @@ from swift_r1.launch.environment import (
 from swift_r1.launch.run_folder import without_secrets
 from swift_r1.runtime.processes import say
 
-EVAL_MODULE = "swift_r1.evaluation.worker"
+EVAL_MODULE = "swift_r1.lab.evaluation.worker"
 _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]
 swift eval --compare RUN_A RUN_B
 
@@ -65,8 +65,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _compare(args: EvalArguments) -> int:
-    from swift_r1.evaluation.report import compare, comparison_json, comparison_table
-    from swift_r1.evaluation.store import write_whole
+    from swift_r1.lab.evaluation.report import compare, comparison_json, comparison_table
+    from swift_r1.lab.evaluation.store import write_whole
     from swift_r1.runtime.terminal import Terminal
 
     first, second = map(Path, args.compare)

@@ -22,7 +22,7 @@ Examples:
   swift examples copy countdown
   swift examples copy gsm8k_ppo my-recipes"""
 HELP = (_USAGE,)
-BUNDLED = Path(__file__).parents[1] / "bundled"  # in a checkout links to its examples/ and plugins/
+BUNDLED = Path(__file__).parent / "bundled"  # in a checkout links to its examples/ and plugins/
 _NAMED = re.compile(r"\b(?:examples|plugins)/\w+(?:\.py)?")
 
 

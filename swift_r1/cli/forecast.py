@@ -12,13 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swift_r1.arguments.forecast import FORECAST_FILE, ForecastArguments, arguments_of
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import Plan
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import prepared, room
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.plan import Plan
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -68,12 +68,12 @@ def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:
-    from swift_r1.evaluation.store import write_whole
-    from swift_r1.forecast.outlook import outlook
-    from swift_r1.forecast.show import show, to_json
-    from swift_r1.forecast.verdict import verdict
+    from swift_r1.lab.evaluation.store import write_whole
+    from swift_r1.lab.forecast.outlook import outlook
+    from swift_r1.lab.forecast.show import show, to_json
+    from swift_r1.lab.forecast.verdict import verdict
+    from swift_r1.record.metrics import read_json_lines
     from swift_r1.runtime.terminal import Terminal
-    from swift_r1.tracking.metrics import read_json_lines
 
     content, found = _read(folder / "args.json"), _read(folder / FORECAST_FILE)
     args = arguments_of(content)

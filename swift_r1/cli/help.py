@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 
-from swift_r1.arguments.fields import FlagSpec, flag_specs
+from swift_r1.flags.fields import FlagSpec, flag_specs
 
 _WIDTH = 118
 _NAME_WIDTH = 42

@@ -11,10 +11,10 @@ from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
 
-from swift_r1.arguments.init import TASKS, InitArguments
-from swift_r1.arguments.parser import parse_arguments
 from swift_r1.cli import check as check_command
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.flags.init import TASKS, InitArguments
+from swift_r1.flags.parser import parse_arguments
 
 _USAGE = """swift init [FOLDER] [--task TASK] [--model M]
 
@@ -105,7 +105,7 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
 
 def _texts(task: str, model: str = "") -> dict[str, str]:
     """The files of a task, by name."""
-    starters = files("swift_r1") / "starters"
+    starters = files("swift_r1.cli") / "starters"
     texts = {one.name: one.read_text(encoding="utf-8") for one in (starters / task).iterdir() if one.is_file()}
     flags = texts.pop("flags.yaml").rstrip()
     run = (starters / "run.yaml").read_text(encoding="utf-8")

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import from_words, spellings
-from swift_r1.arguments.launch import LaunchArguments
-from swift_r1.arguments.output import LAST
-from swift_r1.arguments.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, unknown_flag
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.launch.cluster.commands import shared_variables
-from swift_r1.launch.cluster.dry_run import dry_run
-from swift_r1.launch.cluster.engines import ENGINES
-from swift_r1.launch.cluster.run_file import RunFile, read_run_file
+from swift_r1.flags.fields import from_words, spellings
+from swift_r1.flags.output import LAST
+from swift_r1.flags.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, unknown_flag
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
+from swift_r1.fleet.backends import ENGINES
+from swift_r1.fleet.commands import shared_variables
+from swift_r1.fleet.dry_run import dry_run
+from swift_r1.fleet.flags import LaunchArguments
+from swift_r1.fleet.run_file import RunFile, read_run_file
 from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_faults
-from swift_r1.runs.folder import newest_version
+from swift_r1.record.folder import newest_version
 from swift_r1.runtime.processes import run_folder_held, say
 
 _USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
@@ -132,8 +132,8 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
 def _launch(
     run_file: RunFile, engine: Any, args: LaunchArguments, environ: dict[str, str], folder: Path, resume: bool
 ) -> int:
-    from swift_r1.launch.cluster.driver import Driver
-    from swift_r1.launch.cluster.show import Display
+    from swift_r1.fleet.driver import Driver
+    from swift_r1.fleet.show import Display
 
     logs = folder / "launch"
     try:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from swift_r1.arguments.adapters import adapter_config
-from swift_r1.arguments.fields import flag
-from swift_r1.arguments.parser import Command, parse_arguments
-from swift_r1.arguments.training import DTYPES
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import model_faults
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError
+from swift_r1.flags.adapters import adapter_config
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
+from swift_r1.flags.training import DTYPES
+from swift_r1.flags.world import World
+from swift_r1.launch.checks.model_folder import model_faults
 
 _MERGED = "swift-r1-merged-"
 _USAGE = """swift merge-lora --adapters FOLDER [--model M] [--output_dir D]

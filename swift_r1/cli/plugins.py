@@ -23,12 +23,12 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(f"{_FLAG} needs a plugin file")
     from swift_r1.data.registry import builtin_datasets, datasets
     from swift_r1.data.sampler import samplers
+    from swift_r1.data.tool_registry import tools
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.agents import agents
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
-    from swift_r1.sampling.rm_plugins import known_plugins
-    from swift_r1.tool_use.registry import tools
+    from swift_r1.rollout.rm_plugins import known_plugins
 
     load_plugins(files)
     known = builtin_datasets | datasets

@@ -32,10 +32,10 @@ def main(argv: Sequence[str]) -> int:
     content: dict[str, Any] = {}
     stop = StopRequest().listen()
     try:
-        from swift_r1.arguments.forecast import ForecastArguments, arguments_of
-        from swift_r1.diagnosis.watch import LiveDiagnosis
-        from swift_r1.report.card import model_card
-        from swift_r1.runs.recorded import Replay
+        from swift_r1.flags.forecast import ForecastArguments, arguments_of
+        from swift_r1.lab.diagnosis.watch import LiveDiagnosis
+        from swift_r1.lab.report.card import model_card
+        from swift_r1.record.recorded import Replay
         from swift_r1.training.run import run
         from swift_r1.training.setup import Start
 
@@ -93,7 +93,7 @@ def _command(content: Mapping[str, Any]) -> str:
 def _advice(content: Mapping[str, Any]) -> str:
     import torch
 
-    from swift_r1.arguments import World
+    from swift_r1.flags import World
     from swift_r1.training.memory import advice_for
 
     world, _ = World.from_environment(os.environ)

@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import flag_specs
-from swift_r1.arguments.parser import is_flag, parse_arguments
-from swift_r1.arguments.plan import Plan, make_plan
-from swift_r1.arguments.replay import ReplayArguments, recorded_flags, taken_groups
-from swift_r1.arguments.resuming import processes_of
-from swift_r1.arguments.world import World
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.parser import is_flag, parse_arguments
+from swift_r1.flags.plan import Plan, make_plan
+from swift_r1.flags.replay import ReplayArguments, recorded_flags, taken_groups
+from swift_r1.flags.resuming import processes_of
+from swift_r1.flags.world import World
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
 from swift_r1.launch.run_folder import check_same_run, find_checkpoint, make_run_folder, run_folder_faults, write_args
-from swift_r1.runs.recorded import RecordedRun, Replay, row_columns
+from swift_r1.record.recorded import RecordedRun, Replay, row_columns
 from swift_r1.runtime.processes import say
 
 _USAGE = """swift replay RUN [--flag value ...]
@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
     args, about_machine = on_this_machine(args, gpu)
     if args.estimate:
         return print_estimate(args, world, gpu)
-    from swift_r1.checking.preflight import model_files_faults, trainer_faults
+    from swift_r1.launch.checks.preflight import model_files_faults, trainer_faults
 
     if args.plays_agent:
         why = "a run with --agent or --env cannot be replayed, since an episode may have several sequences"
@@ -97,9 +97,9 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
     if args.multi_turn_scheduler is not None:
         yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
         return
-    from swift_r1.checking.names import reward_name_faults
-    from swift_r1.checking.preflight import column_faults
-    from swift_r1.checking.reward_models import reward_model_faults
+    from swift_r1.launch.checks.names import reward_name_faults
+    from swift_r1.launch.checks.preflight import column_faults
+    from swift_r1.launch.checks.reward_models import reward_model_faults
     from swift_r1.plugins import load_plugins
 
     load_plugins(args.external_plugins)

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.report import FORMATS, ReportArguments
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.report.blocks import Section
-from swift_r1.runs.folder import RunFolder, find_runs
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.report import FORMATS, ReportArguments
+from swift_r1.lab.report.blocks import Section
+from swift_r1.record.folder import RunFolder, find_runs
 from swift_r1.runtime.processes import say
 from swift_r1.runtime.visible import visible
 
@@ -56,17 +56,17 @@ def write_report(folders: Sequence[RunFolder], file: Path, form: str, first: Seq
     Raises UsageError: it cannot be written, is there and is no report, or the extra is not installed."""
     check_packages()
     _check(file)
-    from swift_r1.report.build import build
+    from swift_r1.lab.report.build import build
 
     report = build(folders, first)
     if form == "md":
-        from swift_r1.report.markdown import markdown
+        from swift_r1.lab.report.markdown import markdown
 
         pictures = file.with_name(f"{file.stem}_files")
         text, figures = markdown(report, pictures.name)
         _write({pictures / name: svg for name, svg in figures.items()} | {file: text})
     else:
-        from swift_r1.report.html import html
+        from swift_r1.lab.report.html import html
 
         _write({file: html(report)})
     return report.problems
@@ -88,7 +88,7 @@ def _check(file: Path) -> None:
 
 def _write(files: Mapping[Path, str]) -> None:
     """Each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
-    from swift_r1.evaluation.store import write_whole
+    from swift_r1.lab.evaluation.store import write_whole
 
     for file, text in files.items():
         try:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import Plan, make_plan, plan_table
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import is_local
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, SwiftError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.plan import Plan, make_plan, plan_table
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
+from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
 from swift_r1.launch.engines import own_engines
 from swift_r1.launch.environment import (
@@ -98,7 +98,7 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
     """
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     args, about_machine = on_this_machine(parsed, gpu)
-    from swift_r1.checking.preflight import check_inputs
+    from swift_r1.launch.checks.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
@@ -126,7 +126,7 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
         if args.colocates:
             args, token = own_engines(args, world, nodes, folder, by_default=about_vllm is not None)
     if token is not None:
-        from swift_r1.weights.writer import save_token
+        from swift_r1.sync.writer import save_token
 
         save_token(folder, token)
     args_json = write_args(

@@ -12,12 +12,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.server import RolloutArguments, host_faults
-from swift_r1.arguments.told import named
-from swift_r1.checking.model_folder import dtype_here, is_local, model_faults
 from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.server import RolloutArguments, host_faults
+from swift_r1.flags.told import named
+from swift_r1.launch.checks.model_folder import dtype_here, is_local, model_faults
 from swift_r1.launch.environment import (
     file_in_memory,
     has_gpu,
@@ -29,7 +29,7 @@ from swift_r1.launch.environment import (
 from swift_r1.runtime.libraries import GET_VLLM
 from swift_r1.runtime.processes import say
 
-SERVER_MODULE = "swift_r1.inference.server"
+SERVER_MODULE = "swift_r1.serving.server"
 _USAGE = (
     "swift rollout --model FOLDER_OR_ID [config.yaml] [--flag value ...]: serve generations and take weight updates"
 )
@@ -91,7 +91,7 @@ def turn_faults(args: RolloutArguments) -> list[str]:
     """Why the trainer could not run the turns that are named, as far as this machine can tell."""
     if not args.external_plugins and not args.scheduler_name:
         return []
-    from swift_r1.checking.names import scheduler_name_faults
+    from swift_r1.launch.checks.names import scheduler_name_faults
     from swift_r1.plugins import load_plugins
 
     try:

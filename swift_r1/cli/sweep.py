@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_r1.arguments.parser import is_flag, parse_arguments
-from swift_r1.arguments.sweep import SweepArguments
 from swift_r1.cli.report import write_report
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED, RunFailed, UsageError
-from swift_r1.runs.folder import find_runs
+from swift_r1.flags.parser import is_flag, parse_arguments
+from swift_r1.lab.sweep.flags import SweepArguments
+from swift_r1.lab.sweep.places import Place, find_places
+from swift_r1.lab.sweep.points import PlannedRun, check_runs, plan_runs
+from swift_r1.record.folder import find_runs
 from swift_r1.runtime.processes import run_folder_held, say
-from swift_r1.sweep.places import Place, find_places
-from swift_r1.sweep.points import PlannedRun, check_runs, plan_runs
 
 _USAGE = """swift sweep FILE.yaml [--parallel N] [--dry_run] [--flag value ...]
 
@@ -67,10 +67,10 @@ def _sweep(
 ) -> int:
     from rich.live import Live
 
+    from swift_r1.lab.sweep.record import ranked, read_stopped, write_record
+    from swift_r1.lab.sweep.running import Sweep, SweepRun
+    from swift_r1.lab.sweep.table import change, print_section, runs_table, section
     from swift_r1.runtime.terminal import Terminal
-    from swift_r1.sweep.record import ranked, read_stopped, write_record
-    from swift_r1.sweep.running import Sweep, SweepRun
-    from swift_r1.sweep.table import change, print_section, runs_table, section
 
     console = Terminal(stderr=True)
     live = Live(console=console, auto_refresh=False)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.server import host_faults
-from swift_r1.arguments.view import ViewArguments
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.server import host_faults
+from swift_r1.flags.view import ViewArguments
 
 _USAGE = """swift view [RUN ...] [--flag value ...]
 
@@ -36,23 +36,23 @@ def run(words: Sequence[str]) -> int:
     if faults := host_faults(args.host, args.api_key):
         raise UsageError(*faults)
     check_packages()
-    from swift_r1.runs.folder import find_runs
+    from swift_r1.record.folder import find_runs
 
     runs = find_runs(args.runs)
     if args.text:
-        from swift_r1.view.text import show_text
+        from swift_r1.lab.view.text import show_text
 
         return show_text(runs, args.step, args.prompt)
     if args.trace is not None:
-        from swift_r1.view.trace import write_trace
+        from swift_r1.lab.view.trace import write_trace
 
         write_trace(runs[-1], Path(args.trace))
         return EXIT_OK
     # Before the page's libraries are loaded, which takes a second or two.
-    from swift_r1.inference.server import bind
+    from swift_r1.serving.server import bind
 
     listener = bind(args.host, args.port)
-    from swift_r1.view.server import serve
+    from swift_r1.lab.view.server import serve
 
     serve(listener, args.runs, args.api_key, open_browser=args.open)
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.why import WhyArguments
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.why import WhyArguments
 from swift_r1.runtime.visible import visible
 
 _USAGE = """swift why RUN ... [--json]
@@ -27,9 +27,9 @@ HELP = (_USAGE, WhyArguments, _EXAMPLES)
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: bad flags or folders."""
     args = parse_arguments(WhyArguments, words)
-    from swift_r1.diagnosis.past import DETECTORS
-    from swift_r1.diagnosis.watch import Diagnosis
-    from swift_r1.runs.folder import find_runs
+    from swift_r1.lab.diagnosis.past import DETECTORS
+    from swift_r1.lab.diagnosis.watch import Diagnosis
+    from swift_r1.record.folder import find_runs
 
     told, found = [], False
     for folder in find_runs(args.runs):

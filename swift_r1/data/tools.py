@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
+from swift_r1.data.tool_registry import described, tools
 from swift_r1.errors import a_kind
-from swift_r1.tool_use.registry import described, tools
 
 _THOUGHTS = {"react_en": "Thought: what to do next", "react_grpo": "<think>what to do next</think>"}
 AGENT_TEMPLATES = tuple(_THOUGHTS)

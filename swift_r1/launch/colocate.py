@@ -8,12 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from swift_r1.arguments.fields import flag_specs, no_effect
-from swift_r1.arguments.plan import Plan
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import dtype_here
 from swift_r1.errors import UsageError
+from swift_r1.flags.fields import flag_specs, no_effect
+from swift_r1.flags.plan import Plan
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
+from swift_r1.launch.checks.model_folder import dtype_here
 
 A = TypeVar("A", bound=RlhfArguments)
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swift_r1.arguments.world import World
 from swift_r1.errors import (
     EXIT_INTERRUPTED,
     EXIT_LOST_PEER,
@@ -33,6 +32,7 @@ from swift_r1.errors import (
     EXIT_USAGE,
     SwiftError,
 )
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import WORKER_MODULE, has_gpu
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
 from swift_r1.runtime.processes import leave, say, stop_at_once

@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.engine import LORA_RANKS, changed_flags
-from swift_r1.arguments.fields import as_words
-from swift_r1.arguments.parser import API_KEY_VARIABLE
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.rollout import url_of
-from swift_r1.arguments.server import LOOPBACK
-from swift_r1.arguments.world import World
 from swift_r1.errors import RunFailed, ServerUnreachable
+from swift_r1.flags.engine import LORA_RANKS, changed_flags
+from swift_r1.flags.fields import as_words
+from swift_r1.flags.parser import API_KEY_VARIABLE
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.rollout import url_of
+from swift_r1.flags.server import LOOPBACK
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers

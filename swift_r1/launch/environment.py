@@ -22,9 +22,9 @@ from typing import NoReturn
 
 import psutil
 
-from swift_r1.arguments.world import World
+from swift_r1.flags.world import World
 
-PAGE_MODULE = "swift_r1.view.server"
+PAGE_MODULE = "swift_r1.lab.view.server"
 WORKER_MODULE = "swift_r1.cli.rank"
 ELASTIC_MODULE = "swift_r1.launch.elastic"
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError, UsageError
+from swift_r1.flags.world import World
 from swift_r1.launch.environment import own_address
 from swift_r1.runtime.processes import leave, say
 

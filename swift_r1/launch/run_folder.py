@@ -12,23 +12,23 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.arguments.fields import flag_specs, spellings
-from swift_r1.arguments.output import LAST
-from swift_r1.arguments.parser import Command
-from swift_r1.arguments.plan import Plan
-from swift_r1.arguments.resuming import SIZES, batch_sizes
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+from swift_r1.flags.fields import flag_specs, spellings
+from swift_r1.flags.output import LAST
+from swift_r1.flags.parser import Command
+from swift_r1.flags.plan import Plan
+from swift_r1.flags.resuming import SIZES, batch_sizes
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
 from swift_r1.launch.nodes import Nodes
-from swift_r1.runs.folder import newest_version
+from swift_r1.record.folder import newest_version
 from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
 
 if TYPE_CHECKING:
-    from swift_r1.runs.recorded import Replay
+    from swift_r1.record.recorded import Replay
 
 _LAYOUT = ("deepspeed", "fsdp", "zero_hpz_partition_size", "sequence_parallel_size")
 """Flags of how the processes share the work: what is learned depends on them only by rounding."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from swift_r1.arguments.checks import NO_REWARD
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.told import with_told
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_of
 from swift_r1.errors import UsageError
+from swift_r1.flags.checks import NO_REWARD
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.told import with_told
+from swift_r1.flags.world import World
+from swift_r1.launch.checks.model_folder import config_of
 from swift_r1.runtime.processes import say
 
 _HANDOVER_S = 60.0
@@ -51,8 +51,8 @@ def wait_for_servers(
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds; of a file, none is.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
-    from swift_r1.sampling.pool.session import another_model, why_not_alike
-    from swift_r1.weights.writer import WeightWriter, saved_token
+    from swift_r1.rollout.pool.session import another_model, why_not_alike
+    from swift_r1.sync.writer import WeightWriter, saved_token
     from swift_r1.wire.client import RolloutClient
 
     def report(text: str) -> None:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swift_r1.arguments.adapters import CONFIG, WEIGHTS, adapter_config, adapters_base
 from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.adapters import CONFIG, WEIGHTS, adapter_config, adapters_base
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
+from swift_r1.models.expected import use_checkpoint_form
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.multimodal import language_class
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import Freezing, freeze
-from swift_r1.weights.expected import use_checkpoint_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

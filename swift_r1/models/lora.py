@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from swift_r1.arguments.adapters import WEIGHTS, AdapterArguments, adapter_flags
 from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.adapters import WEIGHTS, AdapterArguments, adapter_flags
+from swift_r1.models.expected import adapter_name
 from swift_r1.models.weights import ADAPTER, added_weights, output_head
-from swift_r1.weights.expected import adapter_name
 from swift_r1.wire.protocol import AdapterConfig
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import torch
 from safetensors import safe_open
 
 from swift_r1.errors import UsageError, one_line
+from swift_r1.models.expected import as_in_checkpoint, own_weights, skeleton, tied_names, use_checkpoint_form
 from swift_r1.models.loading import Quantization, as_readable_as_its_config, load_model, load_tokenizer
 from swift_r1.models.lora import take_adapter
 from swift_r1.models.multimodal import copy_processor, kept_on_disk
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
-from swift_r1.weights.expected import as_in_checkpoint, own_weights, skeleton, tied_names, use_checkpoint_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
-    from swift_r1.arguments import RlhfArguments
+    from swift_r1.flags import RlhfArguments
     from swift_r1.models.lora import LoraSettings
 
 
@@ -103,7 +103,7 @@ def shape_of(model: str) -> ModelShape:
     architecture."""
     from torch import float32, nn
 
-    from swift_r1.weights.expected import skeleton, tied_names
+    from swift_r1.models.expected import skeleton, tied_names
 
     try:
         empty: Any = skeleton(model)

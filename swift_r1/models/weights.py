@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from swift_r1.arguments.training import ModelArguments
 from swift_r1.errors import UsageError
-from swift_r1.weights.expected import adapter_name
+from swift_r1.flags.training import ModelArguments
+from swift_r1.models.expected import adapter_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

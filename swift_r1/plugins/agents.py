@@ -1,7 +1,7 @@
 """What plugins derive from and register for agents: programs that talk to the model by themselves, in episodes.
 
 An agent gets an OpenAI client whose address belongs to its episode alone. Whatever it asks there is recorded as exact
-tokens, and trained with the episode's reward (`swift_r1.episodes`).
+tokens, and trained with the episode's reward (`swift_r1.rollout.agents`).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _HOMES = {
     "swift_r1.plugins.protocol": _PRM + _PROTOCOL + "rm_plugins get_logger remove_response to_device",
     "swift_r1.plugins.rollouts": _TURNS + _ENV + _CONTEXT + "GYMScheduler",
     "swift_r1.plugins.schedulers": "MathTipsScheduler ThinkingModelTipsScheduler",
-    "swift_r1.sampling.rm_plugins": "DefaultRMPlugin GenRMPlugin TransformersEngine PtEngine",
+    "swift_r1.rollout.rm_plugins": "DefaultRMPlugin GenRMPlugin TransformersEngine PtEngine",
 }
 _INSTEAD = {
     "prompts are rendered by the tokenizer's own chat template; change that, or use --system, or build the prompt "

@@ -12,11 +12,11 @@ from typing import Any
 
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
 from swift_r1.data.sampler import samplers
+from swift_r1.data.tool_registry import tools
 from swift_r1.plugins.agents import agents
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
-from swift_r1.tool_use.registry import tools
 
 _MODULES = (
     *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),

@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from pebble import ProcessFuture, ProcessPool
 
+from swift_r1.record.spans import Spans
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn, RewardFlags
 from swift_r1.rewards.worker import load_nothing
-from swift_r1.tracking.spans import Spans
 
 _logger = logging.getLogger("swift_r1.rewards")
 

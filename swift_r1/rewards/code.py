@@ -8,7 +8,7 @@ from typing import Any
 
 from swift_r1.rewards.graders.programs import Case, cases_of, passes, program_of
 from swift_r1.rewards.orm import ORM, orms
-from swift_r1.rewards.sandbox.box import Run, Sandbox
+from swift_r1.workers.sandbox.box import Run, Sandbox
 
 _CPU_SECONDS = 5.0  # for one test, as many as ms-swift gives
 _SHARE_OF_TIMEOUT = 0.8  # for all tests of a completion: its call must not become late because of it

@@ -81,8 +81,8 @@ class Judge(AsyncORM):
         super().__init__(args)
         if getattr(args, "judge", None) is None:
             raise ValueError("the reward judge needs --judge FILE")
-        from swift_r1.rewards.confine import own_key
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
+        from swift_r1.workers.confine import own_key
 
         self.config: JudgeConfig = read_judge(args.judge)
         self.key = (own_key(self.config.api_key_env or KEY_VARIABLE) or "").strip()

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.record.spans import Spans
 from swift_r1.rewards.batch import LONGEST_CALL, Answer, Call, RewardCaller, Submitted
-from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
-from swift_r1.rewards.watchdog import WorkerWatchdog
 from swift_r1.rewards.worker import (
     asynchronous_rewards,
     call_inline,
@@ -34,7 +33,8 @@ from swift_r1.rewards.worker import (
     rest,
     start_worker,
 )
-from swift_r1.tracking.spans import Spans
+from swift_r1.workers.confine import MEMORY_EXIT, end_group, end_strays, end_whole
+from swift_r1.workers.watchdog import WorkerWatchdog
 
 _logger = logging.getLogger("swift_r1.rewards")
 T = TypeVar("T")

@@ -35,7 +35,7 @@ class RemoteReward(AsyncORM):
         super().__init__(args)
         if getattr(args, "reward_api", None) is None:
             raise ValueError("the reward api needs --reward_api URL")
-        from swift_r1.rewards.confine import own_key
+        from swift_r1.workers.confine import own_key
 
         self.url: str = args.reward_api
         self.token = own_key(TOKEN_VARIABLE)

@@ -21,12 +21,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from swift_r1.errors import UsageError, a_kind, describe
-from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
-from swift_r1.rewards.watchdog import WorkerOutput
 from swift_r1.runtime.processes import end_with_parent
+from swift_r1.workers.confine import MEMORY_EXIT, confine, contained, limit_memory
+from swift_r1.workers.watchdog import WorkerOutput
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone

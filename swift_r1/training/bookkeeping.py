@@ -12,17 +12,17 @@ import psutil
 import torch
 from torch import Tensor
 
-from swift_r1.arguments import Plan
 from swift_r1.data.choices import Choices
 from swift_r1.errors import RunFailed
+from swift_r1.flags import Plan
+from swift_r1.record.metrics import slowdown
+from swift_r1.record.recorder import Recorder
+from swift_r1.record.spans import Stopwatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rollout.base import Rollouts
+from swift_r1.rollout.scoring import ScoredRound, completion_row, outcomes_of, round_metrics
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Rollouts
-from swift_r1.sampling.scoring import ScoredRound, completion_row, outcomes_of, round_metrics
-from swift_r1.tracking.metrics import slowdown
-from swift_r1.tracking.recorder import Recorder
-from swift_r1.tracking.spans import Stopwatch
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
 from swift_r1.training.memory import GIB, peak_bytes

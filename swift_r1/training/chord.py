@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from swift_r1.algorithms import LossOutput, chord_mu, expert_loss
-from swift_r1.arguments import RlhfArguments
 from swift_r1.data.experts import ExpertAnswers
+from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend

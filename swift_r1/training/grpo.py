@@ -29,9 +29,9 @@ from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_ow
 from swift_r1.algorithms.policy_loss import ROLLOUT_LOG_RATIO_BOUND
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
+from swift_r1.rollout.base import Conversation, TokenSequence
+from swift_r1.rollout.scoring import ScoredRound
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, TokenSequence
-from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step

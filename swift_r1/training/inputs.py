@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from swift_r1.arguments import make_plan
 from swift_r1.data.choices import Choices
 from swift_r1.data.experts import ExpertAnswers, load_answers
 from swift_r1.data.loading import load_rows, stream_of
@@ -13,18 +12,19 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.data.vocabulary import vocabulary_of
-from swift_r1.environments.registering import register_environment
 from swift_r1.errors import UsageError
+from swift_r1.flags import make_plan
 from swift_r1.models.shape import longest_prompt
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.environments.registering import register_environment
+from swift_r1.record.metrics import JsonLines
+from swift_r1.record.recorded import RecordedRun
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.runs.recorded import RecordedRun
-from swift_r1.sampling.prefetch import prefetches
-from swift_r1.sampling.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
-from swift_r1.sampling.reward_models import rewards_and_models
-from swift_r1.tracking.metrics import JsonLines
-from swift_r1.training.evaluate import eval_rewards, load_eval_prompts
+from swift_r1.rollout.prefetch import prefetches
+from swift_r1.rollout.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
+from swift_r1.rollout.reward_models import rewards_and_models
+from swift_r1.training.evaluation.evaluate import eval_rewards, load_eval_prompts
 from swift_r1.training.recorded import RecordedRewards
 from swift_r1.training.setup import Context
 

@@ -30,22 +30,22 @@ from swift_r1.algorithms import (
     rewards_less_kl,
 )
 from swift_r1.algorithms.aggregation import token_means
-from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import ServerUnreachable
+from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
+from swift_r1.record.recorder import Recorder
+from swift_r1.record.spans import Spans, Stopwatch
+from swift_r1.rollout.prefetch import PrefetchedRounds
+from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
-from swift_r1.sampling.prefetch import PrefetchedRounds
-from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.tracking.recorder import Recorder
-from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.training import grpo, ppo, token_values
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.chord import Experts
-from swift_r1.training.evaluate import EvaluationLeft, Evaluator
+from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from swift_r1.arguments.forecast import arguments_of
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.training import EIGHT_BIT
-from swift_r1.arguments.world import World
+from swift_r1.flags.forecast import arguments_of
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.training import EIGHT_BIT
+from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
 from swift_r1.training.backends.fsdp_config import FsdpConfig, read_fsdp
@@ -36,7 +36,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FOUR_BIT = {True: 0.516, False: 0.5625}
 """Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
 _SLACK = 0.2  # share of memory that comes and goes that an allocator holds in addition
-_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (inference/engines/transformers.py)
+_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (serving/engines/transformers.py)
 _BUCKET_NUMBERS = 50_000_000  # `reduce_bucket_size` of our DeepSpeed presets
 
 

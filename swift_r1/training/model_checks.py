@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
-from swift_r1.inference.engines.decoding import other_layers
+from swift_r1.flags import RlhfArguments
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import Critic, ModelInputs
+from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
+from swift_r1.serving.engines.decoding import other_layers
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.micro_batches import LEAST_SAVING, SHARED, Form, Unit

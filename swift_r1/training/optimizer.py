@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.errors import UsageError
+from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.models.weights import whole_shape
 
 

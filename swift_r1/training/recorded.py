@@ -12,13 +12,13 @@ from swift_r1.algorithms import from_flags
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
 from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
-from swift_r1.runs.recorded import RecordedRun, WholeCompletion, row_columns
-from swift_r1.sampling.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy, still_wanted
-from swift_r1.sampling.remote import explained_difference, own_logprobs
-from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.sampling.scoring import ScoredRound, Scoring
+from swift_r1.rollout.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy, still_wanted
+from swift_r1.rollout.remote import explained_difference, own_logprobs
+from swift_r1.rollout.rounds import RoundSampler
+from swift_r1.rollout.scoring import ScoredRound, Scoring
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
 from typing import Any
 
-from swift_r1.arguments import Plan
-from swift_r1.arguments.forecast import FORECAST_FILE, ForecastArguments
-from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.sampling.scoring import ScoredRound, completion_row
-from swift_r1.tracking.metrics import standard_json
-from swift_r1.tracking.recorder import Recorder
+from swift_r1.flags import Plan
+from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments
+from swift_r1.record.metrics import standard_json
+from swift_r1.record.recorder import Recorder
+from swift_r1.rollout.rounds import RoundSampler
+from swift_r1.rollout.scoring import ScoredRound, completion_row
 from swift_r1.training.loop import Trainer
 from swift_r1.training.memory import out_of_memory
 

@@ -16,27 +16,27 @@ from functools import partial
 
 import torch
 
-from swift_r1.arguments import Plan, RlhfArguments, make_plan
-from swift_r1.arguments.forecast import ForecastArguments
-from swift_r1.arguments.training import seconds_of
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
+from swift_r1.flags import Plan, RlhfArguments, make_plan
+from swift_r1.flags.forecast import ForecastArguments
+from swift_r1.flags.training import seconds_of
 from swift_r1.models.loading import load_tokenizer
+from swift_r1.record.console import RunConsole
+from swift_r1.record.events import Events, Kind
+from swift_r1.record.recorder import Recorder, RunRecorder
+from swift_r1.record.reporters import open_reporters
+from swift_r1.record.spans import Spans, Stopwatch
+from swift_r1.record.token_record import GIB, TOKENS, TokenWriter, cut_record
+from swift_r1.rollout.prefetch import PrefetchedRounds, prefetches
+from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.rounds import RoundSampler
+from swift_r1.rollout.scoring import OpenRewards
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
-from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.sampling.scoring import OpenRewards
-from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.events import Events, Kind
-from swift_r1.tracking.recorder import Recorder, RunRecorder
-from swift_r1.tracking.reporters import open_reporters
-from swift_r1.tracking.spans import Spans, Stopwatch
-from swift_r1.tracking.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_later
@@ -44,7 +44,7 @@ from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.chord import Experts
-from swift_r1.training.evaluate import Evaluator, eval_sets
+from swift_r1.training.evaluation.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching

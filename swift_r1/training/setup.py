@@ -15,29 +15,31 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
-from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.inference.engines.checks import check_engine
-from swift_r1.inference.engines.decoding import check_layers
-from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.shape import transformers_config
 from swift_r1.models.weights import freezing_of, trained_share
-from swift_r1.runs.recorded import Replay
+from swift_r1.record.events import Events
+from swift_r1.record.recorded import Replay
+from swift_r1.record.spans import Spans, Stopwatch
+from swift_r1.rollout.base import EmbeddedRollouts, Rollouts
+from swift_r1.rollout.pool.membership import Membership
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, ServerSession, why_not_alike
+from swift_r1.rollout.prefetch import prefetches
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import StopRequest, Watchdog
-from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
-from swift_r1.sampling.pool.membership import Membership
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession, why_not_alike
-from swift_r1.sampling.prefetch import prefetches
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.tracking.events import Events
-from swift_r1.tracking.spans import Spans, Stopwatch
+from swift_r1.serving.engines.checks import check_engine
+from swift_r1.serving.engines.decoding import check_layers
+from swift_r1.serving.engines.transformers import TransformersEngine
+from swift_r1.sync.transport import HTTP
+from swift_r1.sync.writer import WeightWriter, saved_token
 from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
@@ -46,8 +48,6 @@ from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.training.recorded import NothingGenerated
-from swift_r1.weights.transport import HTTP
-from swift_r1.weights.writer import WeightWriter, saved_token
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo, ServerRefused, UpdatePolicy, tokenizer_hash
 from swift_r1.wire.server_file import ready_servers

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import torch
 
-from swift_r1.arguments import RlhfArguments
-from swift_r1.sampling.base import Rollouts
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.tracking.spans import Stopwatch
+from swift_r1.flags import RlhfArguments
+from swift_r1.record.spans import Stopwatch
+from swift_r1.rollout.base import Rollouts
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.training.backends.base import Backend, Movable
 
 

@@ -18,19 +18,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swift_r1.algorithms import rlsd_advantages, rlsd_strength, teacher_advantages
-from swift_r1.arguments import RlhfArguments
-from swift_r1.arguments.adapters import AdapterArguments, adapter_flags
-from swift_r1.arguments.distillation import HINT, POLICY
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
-from swift_r1.inference.engines.decoding import other_layers
+from swift_r1.flags import RlhfArguments
+from swift_r1.flags.adapters import AdapterArguments, adapter_flags
+from swift_r1.flags.distillation import HINT, POLICY
 from swift_r1.models.loading import load_model
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.models.shape import transformers_config
+from swift_r1.rollout.scoring import ScoredRound
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.scoring import ScoredRound
+from swift_r1.serving.engines.decoding import other_layers
 from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch, collate
 from swift_r1.training.grpo import batch_of_round

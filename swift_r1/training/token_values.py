@@ -12,10 +12,10 @@ from torch import Tensor
 
 from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
+from swift_r1.record.token_record import TokenRows
+from swift_r1.rollout.scoring import ScoredCompletion, ScoredRound
+from swift_r1.rollout.staleness import spread, stretches, versions_of_tokens
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
-from swift_r1.sampling.staleness import spread, stretches, versions_of_tokens
-from swift_r1.tracking.token_record import TokenRows
 from swift_r1.training.batching import RoundBatch, places_of
 
 _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only

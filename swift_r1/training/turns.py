@@ -9,23 +9,23 @@ from functools import partial
 from typing import Any
 
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
-from swift_r1.episodes.gateway import AgentGateway, AgentModel
-from swift_r1.episodes.parent import Order
-from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
-from swift_r1.episodes.processes import AgentProcesses
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.base import PromptTokenizer
-from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
+from swift_r1.plugins.tools.parsing import ToolCallParser, chosen_parser
+from swift_r1.plugins.tools.scheduler import ToolKit, check_tool_answers
+from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
+from swift_r1.rollout.agents.parent import Order
+from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.rollout.agents.processes import AgentProcesses
+from swift_r1.rollout.base import EmbeddedRollouts, Generator
+from swift_r1.rollout.multi_turn import MultiTurn, OneTurn, Stage, Turns
+from swift_r1.rollout.prefetch import MakeTurns, PrefetchRollouts
+from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.turn_engine import Limits, TurnEngine
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import EmbeddedRollouts, Generator
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage, Turns
-from swift_r1.sampling.prefetch import MakeTurns, PrefetchRollouts
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.sampling.turn_engine import Limits, TurnEngine
-from swift_r1.tool_use.parsing import ToolCallParser, chosen_parser
-from swift_r1.tool_use.scheduler import ToolKit, check_tool_answers
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.training.setup import Context
 
 logger = logging.getLogger("swift_r1.training")
@@ -39,7 +39,7 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     args, tokenizer = context.args, context.tokenizer
     if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
         return None
-    from swift_r1.tool_use.pool import ToolLimits, ToolPool
+    from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 
     encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
     check_tool_answers(encoder)

@@ -15,18 +15,18 @@ import torch
 from transformers import AutoTokenizer
 
 from swift_r1.data.prompts import PromptEncoder
-from swift_r1.episodes.gateway import AgentGateway, AgentModel
-from swift_r1.episodes.parent import Order
-from swift_r1.episodes.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
-from swift_r1.episodes.processes import AgentProcesses
-from swift_r1.inference.engines.base import PromptTokenizer
-from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.inference.tool_calls import ToolCalls
 from swift_r1.models.loading import load_model
+from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
+from swift_r1.rollout.agents.parent import Order
+from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
+from swift_r1.rollout.agents.processes import AgentProcesses
+from swift_r1.rollout.base import Conversation, OnDone, OnOutput
+from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.multi_turn import MultiTurn
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, OnDone, OnOutput
-from swift_r1.sampling.calls import OpenCalls
-from swift_r1.sampling.multi_turn import MultiTurn
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.engines.transformers import TransformersEngine
+from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests.rollout.session_engine import Entry
 

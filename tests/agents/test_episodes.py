@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_r1.sampling.base import Conversation
-from swift_r1.sampling.scoring import tool_metrics
-from swift_r1.sampling.staleness import versions_of_tokens
+from swift_r1.rollout.base import Conversation
+from swift_r1.rollout.scoring import tool_metrics
+from swift_r1.rollout.staleness import versions_of_tokens
 from tests.agents.conftest import Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from swift_r1.episodes import gateway as module
-from swift_r1.episodes.gateway import AgentGateway, AgentModel
-from swift_r1.inference.engines.base import PromptTokenizer
-from swift_r1.inference.tool_calls import ToolCalls
+from swift_r1.rollout.agents import gateway as module
+from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.tool_calls import ToolCalls
 
 
 def test_it_closes_what_it_opened_and_says_where_it_cannot(

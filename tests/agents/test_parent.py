@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from swift_r1.episodes.parent import Order
-from swift_r1.episodes.processes import AgentProcesses
+from swift_r1.rollout.agents.parent import Order
+from swift_r1.rollout.agents.processes import AgentProcesses
 
 PLUGIN = """
 import sys
@@ -49,7 +49,7 @@ def test_an_episode_imports_nothing_of_the_client_again(tmp_path: Path) -> None:
 
 def test_a_trainer_that_goes_before_it_has_read_everything() -> None:
     ours, theirs = socket.socketpair()
-    words = [sys.executable, "-m", "swift_r1.episodes.parent", str(theirs.fileno())]
+    words = [sys.executable, "-m", "swift_r1.rollout.agents.parent", str(theirs.fileno())]
     parent = subprocess.Popen(words, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()], text=True)
     theirs.close()
     order = {"plugins": [], "agent": None, "command": ["true"], "memory": 1.0, "kept": []}
@@ -65,7 +65,7 @@ def test_a_trainer_that_goes_before_it_has_read_everything() -> None:
 def test_an_episode_that_cannot_be_watched_leaves_nothing() -> None:
     """All its files fit but the last, which watches the process."""
     ours, theirs = socket.socketpair()
-    words = [sys.executable, "-m", "swift_r1.episodes.parent", str(theirs.fileno())]
+    words = [sys.executable, "-m", "swift_r1.rollout.agents.parent", str(theirs.fileno())]
     with subprocess.Popen(words, pass_fds=[theirs.fileno()]) as parent, ours:
         theirs.close()
         order = {"plugins": [], "agent": None, "command": ["sleep", "60"], "memory": 1.0, "kept": []}

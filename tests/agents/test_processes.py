@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swift_r1.episodes.parent import Order
-from swift_r1.episodes.processes import AgentProcesses, Ended
+from swift_r1.rollout.agents.parent import Order
+from swift_r1.rollout.agents.processes import AgentProcesses, Ended
 from tests.agents.conftest import PLUGIN, Stage
 from tests.conftest import until
 

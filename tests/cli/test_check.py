@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.checking import sampler as checking_sampler
 from swift_r1.data.sampler import Sampler, samplers
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.launch.checks import sampler as checking_sampler
 from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import Plan, make_plan
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import dtype_here
 from swift_r1.errors import UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.plan import Plan, make_plan
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.world import World
 from swift_r1.launch import colocate
+from swift_r1.launch.checks.model_folder import dtype_here
 from swift_r1.launch.colocate import LEAST_MODEL_BYTES, attention_of, chosen, compiled
 from swift_r1.runtime.hardware import cpu_multiplies
 

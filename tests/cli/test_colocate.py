@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import make_plan, plan_table
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.rollout import GenerationArguments
-from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.vllm_start import engine_arguments
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.plan import make_plan, plan_table
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.rollout import GenerationArguments
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.launch.colocate import without_gpu
 from swift_r1.launch.engines import devices_of, engine_flags
+from swift_r1.serving.engines.vllm_start import engine_arguments
 
 
 def arguments(processes: int = 1, **flags: Any) -> RlhfArguments:

@@ -44,7 +44,7 @@ time.sleep(100)
 LAUNCH = """
 import sys
 from pathlib import Path
-from swift_r1.arguments import World
+from swift_r1.flags import World
 from swift_r1.launch.elastic import run_workers
 mode, patience, summary = sys.argv[1], float(sys.argv[2]), Path("summary.json")
 summary.write_text("of the run before")
@@ -57,7 +57,7 @@ LAUNCH_BESIDE = """
 import subprocess, sys
 beside = subprocess.Popen(["sleep", "100"], start_new_session=True)
 try:
-    from swift_r1.arguments import World
+    from swift_r1.flags import World
     from swift_r1.launch.elastic import run_workers
     run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8)
     open("beside", "w").write(str(beside.poll()))

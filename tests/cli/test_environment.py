@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import World
-from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.cli.rlhf import needs_no_hub
+from swift_r1.flags import World
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.launch import environment
 from swift_r1.launch.environment import (
     cpu_binding,

@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.fields import flag_specs
-from swift_r1.arguments.parser import parse_arguments
 from swift_r1.cli.main import main
+from swift_r1.flags import RlhfArguments, RolloutArguments
+from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.parser import parse_arguments
 
 
 @pytest.mark.parametrize(("command", "cls"), [("rlhf", RlhfArguments), ("rollout", RolloutArguments)])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.checking.model_folder import model_faults
 from swift_r1.errors import UsageError
+from swift_r1.launch.checks.model_folder import model_faults
 from swift_r1.models.loading import load_model
 from swift_r1.models.shape import transformers_config
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, World, parse_arguments
-from swift_r1.arguments.plan import make_plan
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, World, parse_arguments
+from swift_r1.flags.plan import make_plan
 from swift_r1.launch.run_folder import check_same_run, make_run_folder, run_folder_faults, without_secrets, write_args
 from swift_r1.runtime.hardware import hardware
 from swift_r1.training.checkpoint.state import Fingerprint, RunState

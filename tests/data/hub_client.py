@@ -25,13 +25,13 @@ def main(repos: str, cache: str) -> None:
         MODELSCOPE_CACHE=f"{cache}/ms",
         SWIFT_R1_CACHE=f"{cache}/own",
     )
-    from swift_r1.arguments.eval_tasks import read_tasks
     from swift_r1.data import DatasetMeta, SubsetDataset, register_dataset
     from swift_r1.data.builtin import WorkedPreprocessor
     from swift_r1.data.hubs import load_split
     from swift_r1.data.loading import load_rows
     from swift_r1.errors import UsageError
-    from swift_r1.evaluation.questions import load_questions
+    from swift_r1.flags.eval_tasks import read_tasks
+    from swift_r1.training.evaluation.questions import load_questions
     from tests.data.test_builtin import arguments
 
     register_dataset(

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swift_r1.arguments import RlhfArguments
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments
 from swift_r1.models.shape import longest_prompt
 
 TEMPLATE = (

@@ -18,7 +18,7 @@ from swift_r1.data import registry as registry_module
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.streaming import RowStream, chained, shuffled
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.sampling.prompts import StreamedPrompts
+from swift_r1.rollout.prompts import StreamedPrompts
 from tests.data.test_builtin import arguments
 
 

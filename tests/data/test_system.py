@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, parse_arguments
-from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, parse_arguments
+from swift_r1.flags.evaluation import EvalArguments
+from swift_r1.flags.rlhf import CheckArguments
 
 TRAIN = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--num_generations", "2"]
 TRAIN += ["--per_device_train_batch_size", "2"]

@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from swift_r1.arguments.eval_tasks import read_tasks
 from swift_r1.data import load_dataset
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompt_templates import special_tokens
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.sources import DataFlags
+from swift_r1.data.tool_registry import described, tools
 from swift_r1.data.tools import ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.questions import load_questions, prompts_of
+from swift_r1.flags.eval_tasks import read_tasks
 from swift_r1.rewards.builtin import is_react
-from swift_r1.tool_use.registry import described, tools
+from swift_r1.training.evaluation.questions import load_questions, prompts_of
 from tests.tool_templates import HERMES
 
 ADD = {"name": "add", "description": "Adds two numbers.", "parameters": {"a": {"type": "int"}}}

@@ -22,14 +22,14 @@ import pytest
 import yaml
 
 from swift_r1.cli.main import main
-from swift_r1.launch.cluster.run_file import read_run_file
+from swift_r1.fleet.run_file import read_run_file
 from tests.conftest import ServerProcess, save_tiny_model, start_tiny_server, wait_until_serving
 from tests.docs.lookup import filled, look_up
 from tests.docs.shown import ROOT, Fence, Shown, commands, fences, files, pages
 from tests.docs.ways import DRY, RESOLVED_TRAININGS, Way, way_of
+from tests.lab.runs.made import make_run
 from tests.ms_swift.scripts import ScriptCommand
 from tests.ms_swift.test_scripts import hub, run_commands  # noqa: F401  a fixture
-from tests.runs.made import make_run
 
 SHELLS = ("bash", "sh", "shell", "console")
 READ = {"json": json.loads, "yaml": yaml.safe_load, "jsonl": lambda text: [json.loads(x) for x in text.splitlines()]}

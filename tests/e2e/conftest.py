@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from swift_r1.runs.catalogue import undescribed
-from swift_r1.tracking.glossary import unknown
+from swift_r1.lab.runs.catalogue import undescribed
+from swift_r1.record.glossary import unknown
 from tests import forks
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
@@ -77,9 +77,9 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
         finished = Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
         if (finished.folder / "logging.jsonl").is_file():
             new = unknown({key for line in finished.lines("logging.jsonl") for key in line})
-            assert not new, f"no entry of swift_r1/tracking/glossary says what {new} are"
+            assert not new, f"no entry of swift_r1/record/glossary says what {new} are"
             written = [path.relative_to(finished.folder) for path in finished.folder.rglob("*") if path.is_file()]
-            assert not undescribed([str(path) for path in written]), "no entry of swift_r1/runs/catalogue.py"
+            assert not undescribed([str(path) for path in written]), "no entry of swift_r1/lab/runs/catalogue.py"
         return finished
 
     return run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_r1.tracking.metrics import read_json_lines
+from swift_r1.record.metrics import read_json_lines
 from tests.e2e.live_run import (
     GROUP,
     PLUGIN,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from swift_r1.arguments import parse_arguments
-from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.checking.run import run_checks
+from swift_r1.flags import parse_arguments
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.launch.checks.run import run_checks
 from tests.conftest import REPO
 
 EXAMPLE = REPO / "examples" / "calculator_agent"

@@ -36,7 +36,7 @@ class Run(LiveRun):
 
     def engines(self) -> list[psutil.Process]:
         """The servers beside the ranks that run now."""
-        return [one for one in self.traces.look() if "swift_r1.inference.server" in " ".join(one.cmdline())]
+        return [one for one in self.traces.look() if "swift_r1.serving.server" in " ".join(one.cmdline())]
 
     def all_gone(self) -> None:
         print(self.said)

@@ -212,7 +212,7 @@ def kind_of(process: psutil.Process, first: int) -> str:
         return "engine worker"
     if "swift_r1.launch.supervisor" in words:
         return "supervisor"
-    if "swift_r1.inference.server" in words or "swift_r1 rollout" in words:
+    if "swift_r1.serving.server" in words or "swift_r1 rollout" in words:
         return "server"
     if "spawn_main" in words:
         return "reward watchdog" if session == process.pid else "reward worker" if group == process.pid else "spawned"

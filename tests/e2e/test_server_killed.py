@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swift_r1.runs.timeline import Timeline
+from swift_r1.lab.runs.timeline import Timeline
 from tests.e2e.live_run import (
     SOAK_S,
     STEPS,

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.rlhf import RlhfArguments
 from tests import forks
 from tests.e2e.conftest import PLUGIN
 

@@ -33,7 +33,7 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(model: Path, tmp_path: Path) -> Iterator[str]:
     port, log = free_port(), tmp_path / "server.log"
-    words = ["-m", "tests.tool_use.scripted_server", str(model), str(port), json.dumps({"max_model_len": 4096})]
+    words = ["-m", "tests.plugins.tools.scripted_server", str(model), str(port), json.dumps({"max_model_len": 4096})]
     with log.open("ab") as out:
         process = forks.start(words, cwd=REPO, stdout=out, stderr=forks.STDOUT)
     wait_until_serving(ServerProcess(f"http://127.0.0.1:{port}", port, process, log))

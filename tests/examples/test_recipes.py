@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
-from swift_r1.arguments.fields import as_words, spellings
-from swift_r1.arguments.plan import Plan, make_plan
-from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.launch.cluster.run_file import read_run_file
+from swift_r1.flags import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.flags.fields import as_words, spellings
+from swift_r1.flags.plan import Plan, make_plan
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.fleet.run_file import read_run_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -252,7 +252,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("recipe", "script"), [pytest.param(*one, marks=pytest.mark.long if one[1] == "mini.sh" else ()) for one in SCRIPTS]
 )
 def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, script: str) -> None:
-    from swift_r1.checking.run import run_checks
+    from swift_r1.launch.checks.run import run_checks
 
     monkeypatch.setenv("SWIFT_R1_DATA", str(data))
     call = calls(recipe, script, *(["7b", "r1"] if (recipe, script) == ("math_dr_grpo", "run.sh") else []))["rlhf"]
@@ -267,7 +267,7 @@ def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_page_says_what_is_there(recipe: str) -> None:
     """Flags on our side of the table exist; the commands at the end parse, and what curl sends is a chat request."""
-    from swift_r1.inference.openai_messages import ChatRequest
+    from swift_r1.serving.openai_messages import ChatRequest
 
     page = (EXAMPLES / recipe / "README.md").read_text()
     rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| ")]

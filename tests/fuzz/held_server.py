@@ -16,10 +16,10 @@ import torch
 import xxhash
 from safetensors.torch import load
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference import server
-from swift_r1.inference.engines.base import EngineInfo, Generated, PromptTokenizer
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.runtime.processes import leave, stop_at_once
+from swift_r1.serving import server
+from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
 from swift_r1.wire.protocol import AdapterConfig, SamplingParams
 
 NUMBERS = 4  # of a fingerprint, 32 bits each

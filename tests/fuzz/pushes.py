@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from swift_r1.weights.buckets import header_of
-from swift_r1.weights.delta import changed_words, encode
+from swift_r1.sync.buckets import header_of
+from swift_r1.sync.delta import changed_words, encode
 from swift_r1.wire import protocol as wire
 from tests.fuzz.held_server import fingerprint
 

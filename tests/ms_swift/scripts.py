@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, RolloutArguments
+from swift_r1.flags.parser import Command, parse_arguments
 
 SOURCES = [Path(name).resolve() for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
 NO_SOURCE = "MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"

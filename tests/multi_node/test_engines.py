@@ -19,7 +19,7 @@ from tests.conftest import until
 MEET = """
 import json, os, sys, time
 from pathlib import Path
-from swift_r1.arguments import World
+from swift_r1.flags import World
 from swift_r1.cli import main, rlhf
 from swift_r1.errors import RunFailed
 from swift_r1.launch.nodes import launching
@@ -54,7 +54,7 @@ def run(words):
 
 AGAIN = '''
 import os
-from swift_r1.arguments import World
+from swift_r1.flags import World
 from swift_r1.launch.nodes import launching
 world, _ = World.from_environment(os.environ)
 with launching(world, 20) as nodes:

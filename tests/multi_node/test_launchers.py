@@ -29,7 +29,7 @@ dist.destroy_process_group()
 """
 LAUNCH = """
 import os, sys
-from swift_r1.arguments import World
+from swift_r1.flags import World
 from swift_r1.launch.elastic import run_workers
 from swift_r1.launch.environment import interface_to
 from swift_r1.errors import SwiftError

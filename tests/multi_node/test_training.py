@@ -162,7 +162,7 @@ def engines_of(hosts, number):
         ["ip", "netns", "pids", hosts[number].namespace], capture_output=True, text=True, check=True
     )
     processes = [psutil.Process(int(pid)) for pid in listed.stdout.split()]
-    servers = [one for one in processes if "swift_r1.inference.server" in " ".join(one.cmdline())]
+    servers = [one for one in processes if "swift_r1.serving.server" in " ".join(one.cmdline())]
     return [process for one in servers for process in (one, *one.children(recursive=True))]
 
 

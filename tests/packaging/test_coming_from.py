@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.fields import from_words, spellings
-from swift_r1.arguments.parser import parse_arguments
+from swift_r1.flags import RlhfArguments, RolloutArguments
+from swift_r1.flags.evaluation import EvalArguments
+from swift_r1.flags.fields import from_words, spellings
+from swift_r1.flags.parser import parse_arguments
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text() for name in ("from-trl", "from-verl", "from-openrlhf")}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.fields import spellings
-from swift_r1.arguments.init import InitArguments
-from swift_r1.arguments.report import ReportArguments
-from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.arguments.sweep import SweepArguments
-from swift_r1.arguments.view import ViewArguments
+from swift_r1.flags import RlhfArguments, RolloutArguments
+from swift_r1.flags.evaluation import EvalArguments
+from swift_r1.flags.fields import spellings
+from swift_r1.flags.init import InitArguments
+from swift_r1.flags.report import ReportArguments
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.flags.view import ViewArguments
+from swift_r1.lab.sweep.flags import SweepArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
-from swift_r1.arguments.plan import make_plan
+from swift_r1.flags import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.flags.plan import make_plan
 from tests.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]

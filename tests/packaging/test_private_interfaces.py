@@ -34,7 +34,7 @@ RELIED_ON = {
     "AdamW leaves an update that is not finite out by itself (training/backends/local.py)": [
         ("torch", "optim/adam.py", "Adam._step_supports_amp_scaling"),
     ],
-    "an engine on the trainer's GPU reads its weights there (weights/device_memory.py)": [
+    "an engine on the trainer's GPU reads its weights there (sync/device_memory.py)": [
         ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
     ],
     "the ranks of one machine meet on its loopback address alone (launch/loopback.py)": [
@@ -133,7 +133,7 @@ RELIED_ON = {
     "8-bit moments in checkpoints (backends/optimizer_state.py)": [
         ("bitsandbytes", "optim/optimizer.py", "Optimizer2State.init_state(group p gindex pindex)"),
     ],
-    "new weights in the engine (inference/engines/vllm_worker.py)": [
+    "new weights in the engine (serving/engines/vllm_worker.py)": [
         ("vllm", "v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights(weights_iterator)"),
         ("vllm", "v1/worker/gpu_worker.py", "Worker.reload_weights() Worker.vllm_config"),
         ("vllm", "model_executor/model_loader/reload/layerwise.py", "finalize_layerwise_reload"),
@@ -143,7 +143,7 @@ RELIED_ON = {
             "VocabParallelEmbedding UnquantizedEmbeddingMethod.process_weights_after_loading(layer)",
         ),
     ],
-    "weights by NCCL (weights/transport.py, engines/vllm_worker.py)": [
+    "weights by NCCL (sync/transport.py, engines/vllm_worker.py)": [
         (
             "vllm",
             "v1/worker/gpu_worker.py",
@@ -160,7 +160,7 @@ RELIED_ON = {
         ),
         ("vllm", "distributed/device_communicators/pynccl_wrapper.py", "NCCLLibrary.ncclGetUniqueId() ncclUniqueId"),
     ],
-    "the rollout server (inference/engines/vllm.py)": [
+    "the rollout server (serving/engines/vllm.py)": [
         (
             "vllm",
             "v1/engine/async_llm.py",
@@ -244,13 +244,13 @@ def test_a_pool_knows_its_workers_by_process_number() -> None:
 
 
 def test_vllms_false_alarm_is_left_out_of_the_log() -> None:
-    """A warning at each update that weights failed to load (inference/engines/vllm_worker.py)."""
+    """A warning at each update that weights failed to load (serving/engines/vllm_worker.py)."""
     name, warning = "vllm.model_executor.model_loader.reload.layerwise", "%s: Failed to load weights"
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.submodule_search_locations
     source = Path(spec.submodule_search_locations[0], *name.split(".")[1:]).with_suffix(".py").read_text()
     assert "logger = init_logger(__name__)" in source and f'logger.warning("{warning}"' in source
-    importlib.import_module("swift_r1.inference.engines.vllm_worker")
+    importlib.import_module("swift_r1.serving.engines.vllm_worker")
     logger = logging.getLogger(name)
     said = [logger.makeRecord(name, logging.WARNING, "", 0, text, ("Layer",), None) for text in (warning, "%s: else")]
     assert [bool(logger.filter(one)) for one in said] == [False, True]

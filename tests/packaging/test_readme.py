@@ -12,7 +12,7 @@ README = (ROOT / "README.md").read_text()
 
 USE_PLUGIN = """
 import sys
-from swift_r1.arguments import RlhfArguments, parse_arguments
+from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.data.loading import load_rows
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards import orms

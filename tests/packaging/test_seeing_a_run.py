@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.runs.failures import FAILURES
-from tests.runs.made import make_run
+from swift_r1.lab.runs.failures import FAILURES
+from tests.lab.runs.made import make_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "seeing-a-run.md").read_text()
 

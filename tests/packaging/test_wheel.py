@@ -30,8 +30,8 @@ def test_the_wheel_has_every_file_and_works_without_a_checkout(tmp_path: Path) -
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
         archive.extractall(tmp_path / "installed")
     wanted = {name for name in TRACKED if name.startswith("swift_r1/") and (ROOT / name).is_file()}
-    wanted |= {f"swift_r1/bundled/{name}" for name in TRACKED if name.startswith(("examples/", "plugins/"))}
-    assert packed == {name for name in wanted if (ROOT / name.removeprefix("swift_r1/bundled/")).exists()}
+    wanted |= {f"swift_r1/cli/bundled/{name}" for name in TRACKED if name.startswith(("examples/", "plugins/"))}
+    assert packed == {name for name in wanted if (ROOT / name.removeprefix("swift_r1/cli/bundled/")).exists()}
     done = subprocess.run(
         [sys.executable, "-m", "swift_r1", "examples", "copy", "countdown"],
         cwd=tmp_path,

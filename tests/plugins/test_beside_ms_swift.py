@@ -110,7 +110,7 @@ def test_rewards_give_what_its_own_give(tmp_path: Path) -> None:
         """
 import itertools, random
 from swift.rewards import orms as theirs
-from swift_r1.arguments import RlhfArguments
+from swift_r1.flags import RlhfArguments
 from swift_r1.rewards import orms as ours
 args = RlhfArguments(cosine_max_len=100, soft_max_length=100, soft_cache_length=20, repetition_n_grams=2)
 right = lambda completions, solution, **kwargs: [float(text == wanted) for text, wanted in zip(completions, solution)]

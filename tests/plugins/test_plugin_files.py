@@ -18,7 +18,7 @@ from swift_r1.plugins.protocol import ChatCompletionResponseChoice, ChatMessage,
 from swift_r1.plugins.rollouts import envs, multi_turns
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
-from swift_r1.sampling.scoring import reward_metrics
+from swift_r1.rollout.scoring import reward_metrics
 
 FILES = Path(__file__).parent / "files"
 _POOL = {"reward_timeout": 2.0, "reward_num_workers": 1, "reward_memory_limit": 2.0, "reward_env": []}

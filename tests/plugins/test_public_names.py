@@ -20,7 +20,7 @@ def test_all_public_names_are_there() -> None:
 
 def test_the_names_load_nothing_heavy() -> None:
     code = (
-        "import sys, swift_r1, swift_r1.arguments, swift_r1.plugins, swift_r1.cli.rlhf, swift_r1.cli.rollout\n"
+        "import sys, swift_r1, swift_r1.flags, swift_r1.plugins, swift_r1.cli.rlhf, swift_r1.cli.rollout\n"
         "[getattr(swift_r1, name) for name in swift_r1.__all__]\n"
         "heavy = {'torch', 'transformers', 'vllm', 'deepspeed', 'datasets', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"

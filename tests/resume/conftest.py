@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swift_r1.runs.timeline import Timeline
+from swift_r1.lab.runs.timeline import Timeline
 from tests import forks
 from tests.forks import ForkedProcess
 

@@ -117,7 +117,7 @@ def _poison(numbers: set[int]) -> None:
 
 
 def _signal_in_evaluation(wanted: int) -> None:
-    from swift_r1.training.evaluate import Evaluator
+    from swift_r1.training.evaluation.evaluate import Evaluator
 
     original = Evaluator.run
 

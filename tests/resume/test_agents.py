@@ -55,7 +55,7 @@ def test_a_killed_run_goes_on_with_the_same_episodes(runs: Any, tiny_server: Any
     # In the middle of the third round, of 8 episodes with 2 calls each.
     until(lambda: progress.exists() and progress.stat().st_size >= 2 * 16 + 5, 200)
     below = psutil.Process(run.pid).children(recursive=True)
-    assert any("swift_r1.episodes.parent" in " ".join(one.cmdline()) for one in below)
+    assert any("swift_r1.rollout.agents.parent" in " ".join(one.cmdline()) for one in below)
     run.send_signal(signal.SIGKILL)
     assert run.wait(60) == -signal.SIGKILL
     until(lambda: not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE], 60)

@@ -13,8 +13,8 @@ import pytest
 
 from swift_r1.data.choices import Choices
 from swift_r1.data.sampler import Outcome, build_sampler
+from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.plugins import load_plugins
-from swift_r1.runs.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(600)
 

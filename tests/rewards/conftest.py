@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_r1.rewards.sandbox.box import Sandbox, SandboxError
+from swift_r1.workers.sandbox.box import Sandbox, SandboxError
 
 
 @pytest.fixture(scope="session")

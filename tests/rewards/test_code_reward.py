@@ -21,8 +21,8 @@ import pytest
 
 from swift_r1.rewards import orms
 from swift_r1.rewards.code import Code
-from swift_r1.rewards.sandbox import box
-from swift_r1.rewards.sandbox.box import Run, Sandbox, SandboxError
+from swift_r1.workers.sandbox import box
+from swift_r1.workers.sandbox.box import Run, Sandbox, SandboxError
 
 FOLDER = Path(__file__).parent / "escapes"
 REPOSITORY = Path(__file__).parents[2]
@@ -182,7 +182,7 @@ def test_a_sandbox_in_which_no_program_runs_is_refused(allows_sandbox: None, mon
 def in_a_process_of_its_own(first: str, run: str, python: str = sys.executable, **others: Any) -> Any:
     """A sandbox without what importing `swift_r1.rewards` takes: `first`, then prints how the program `run` ended."""
     package = REPOSITORY / "swift_r1"
-    script = box._BOOT.rpartition("from")[0] + "from swift_r1.rewards.sandbox.box import Run, Sandbox\n"
+    script = box._BOOT.rpartition("from")[0] + "from swift_r1.workers.sandbox.box import Run, Sandbox\n"
     command = [python, "-c", f"{script}{first}\nprint(Sandbox().run(Run({run!r})))", "", package, package / "rewards"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **others)
 
@@ -194,7 +194,7 @@ def test_lower_limits_of_the_trainer_stay(allows_sandbox: None) -> None:
 
 
 def test_it_ends_with_its_process(allows_sandbox: None) -> None:
-    script = "from swift_r1.rewards.sandbox.box import *; s = Sandbox(); print(s._process.pid, flush=True); input()"
+    script = "from swift_r1.workers.sandbox.box import *; s = Sandbox(); print(s._process.pid, flush=True); input()"
     outer = subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, cwd=REPOSITORY)
     assert outer.stdout is not None
     first = psutil.Process(int(outer.stdout.readline()))

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swift_r1.rewards.sandbox.box import Run, Sandbox
+from swift_r1.workers.sandbox.box import Run, Sandbox
 
 FOLDER = Path(__file__).parent / "escapes"
 PRELUDE = (FOLDER / "prelude.txt").read_text()

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.checking.preflight import column_faults
-from swift_r1.checking.rehearsal import quick_faults
-from swift_r1.checking.run import run_checks
 from swift_r1.errors import UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.launch.checks.preflight import column_faults
+from swift_r1.launch.checks.rehearsal import quick_faults
+from swift_r1.launch.checks.run import run_checks
 from swift_r1.rewards import remote
 from swift_r1.rewards.judge import UnreadableAnswer, read_ranking, shuffled, task_of
 from swift_r1.rewards.judge_config import judge_text

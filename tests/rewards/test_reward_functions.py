@@ -21,7 +21,7 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.orm import build_reward, build_rewards
 from swift_r1.rewards.types import InvalidReward, ItemOutcome, RewardBatch, RewardColumn
 from swift_r1.rewards.worker import checked
-from swift_r1.sampling.scoring import reward_metrics
+from swift_r1.rollout.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from swift_r1.arguments.reward import RewardArguments, RewardModel
-from swift_r1.checking.reward_models import reward_model_faults
 from swift_r1.errors import UsageError
+from swift_r1.flags.reward import RewardArguments, RewardModel
+from swift_r1.launch.checks.reward_models import reward_model_faults
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import NotHere
 from swift_r1.plugins.protocol import RequestConfig
 from swift_r1.rewards.batch import Answer, Call, RewardCaller
 from swift_r1.rewards.types import ItemOutcome, RewardBatch, RewardColumn
-from swift_r1.sampling.reward_models import FunctionsAndModels, ModelReward, rewards_and_models
-from swift_r1.sampling.rm_plugins import GenRMPlugin, RewardTemplate, TransformersEngine
+from swift_r1.rollout.reward_models import FunctionsAndModels, ModelReward, rewards_and_models
+from swift_r1.rollout.rm_plugins import GenRMPlugin, RewardTemplate, TransformersEngine
 from tests.conftest import ServerProcess, wait_until_serving
 from tests.ms_swift.scripts import NO_SOURCE, SOURCES
 from tests.rewards.reward_model_makers import save_scorer, save_speaker

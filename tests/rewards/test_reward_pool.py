@@ -23,9 +23,9 @@ import pytest
 
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.record.spans import Spans
 from swift_r1.rewards.pool import RewardPool, rewards_for
 from swift_r1.rewards.types import RewardBatch, RewardColumn
-from swift_r1.tracking.spans import Spans
 
 PLUGIN = '''
 import asyncio, ctypes, os, signal, subprocess, sys, threading, time
@@ -494,7 +494,7 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog
 def test_inline_calls_that_follow_each_other_are_one_span(
     plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_r1.tracking.spans.time.time", itertools.count(1000, 1e-3).__next__)
+    monkeypatch.setattr("swift_r1.record.spans.time.time", itertools.count(1000, 1e-3).__next__)
     spans = Spans(tmp_path)
     with rewards_for(args(reward_isolation="inline"), ["length", "silent"], loading(plugin), spans) as rewards:
         for _ in range(3):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.rewards import orms
 from swift_r1.rewards.builtin import CosineReward, is_react
 from swift_r1.rewards.orm import build_reward

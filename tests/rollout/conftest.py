@@ -13,19 +13,19 @@ import torch
 import uvicorn
 from transformers import AutoTokenizer
 
-from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
-from swift_r1.inference.engines.base import PromptTokenizer
-from swift_r1.inference.routes import create_app
-from swift_r1.inference.service import Lifecycle
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, ServerSession
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.routes import create_app
+from swift_r1.serving.service import Lifecycle
+from swift_r1.sync.buckets import Tensors, parts_of
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.buckets import Tensors, parts_of
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import UpdateStatus
 from tests import tool_templates as templates

@@ -15,12 +15,12 @@ from typing import Any
 
 import uvicorn
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference import relays
-from swift_r1.inference.engines.base import EngineInfo, Generated, PromptTokenizer
-from swift_r1.inference.routes import create_app
-from swift_r1.inference.service import Lifecycle
-from swift_r1.weights.buckets import Hash
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.serving import relays
+from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
+from swift_r1.serving.routes import create_app
+from swift_r1.serving.service import Lifecycle
+from swift_r1.sync.buckets import Hash
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import SamplingParams
 

@@ -19,10 +19,10 @@ import torch
 from transformers import AutoTokenizer
 
 from swift_r1.models.loading import load_model
+from swift_r1.rollout.base import ignore_output
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
+from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
 from swift_r1.wire.protocol import SamplingParams
 from swift_r1.wire.sessions import RecordedSequence, SessionRecord
 from tests.tiny_server import TinyEngine

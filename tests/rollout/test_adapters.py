@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.inference.engines.base import EngineInfo
+from swift_r1.models.expected import adapter_shapes, expected_weights, write_adapter
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import adapter_weights
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.serving.engines.base import EngineInfo
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.expected import adapter_shapes, expected_weights, write_adapter
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import AdapterConfig, HTTPError, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.inference.admission import Admission
-from swift_r1.inference.engines.vllm_start import engine_environment
-from swift_r1.inference.idempotency import IdempotencyCache
-from swift_r1.weights.update import UpdateMachine
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.serving.admission import Admission
+from swift_r1.serving.engines.vllm_start import engine_environment
+from swift_r1.serving.idempotency import IdempotencyCache
+from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, HTTPError, RolloutOutput, RolloutRequest, SamplingParams
 

@@ -14,12 +14,12 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.inference.admission import Admission
-from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.weights.buckets import bucket_digest, content_hash
-from swift_r1.weights.update import UpdateMachine
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.serving.admission import Admission
+from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.sync.buckets import bucket_digest, content_hash
+from swift_r1.sync.update import UpdateMachine
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams, ServerRefused

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.weights import delta
-from swift_r1.weights.buckets import bucket_digest, content_hash
-from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
-from swift_r1.weights.staging import Staging
-from swift_r1.weights.transport import incoming
+from swift_r1.sync import delta
+from swift_r1.sync.buckets import bucket_digest, content_hash
+from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
+from swift_r1.sync.staging import Staging
+from swift_r1.sync.transport import incoming
 from swift_r1.wire.protocol import HTTPError
 from tests.rollout.conftest import to_bytes
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.inference.admission import Admission
-from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.weights import device_memory
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.rollout.pool.session import Expected, ServerSession
+from swift_r1.serving.admission import Admission
+from swift_r1.sync import device_memory
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import DeviceMemory, HTTPError, ServerRefused
 from tests.rollout.conftest import pool_of
@@ -44,7 +44,7 @@ def lent(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> dict[str, torch.Ten
 
     monkeypatch.setattr(device_memory, "shared", shared)
     monkeypatch.setattr(device_memory, "opened", lambda memory: found[memory.handle])
-    monkeypatch.setattr("swift_r1.sampling.pool.session.own_gpu", lambda: GPU)
+    monkeypatch.setattr("swift_r1.rollout.pool.session.own_gpu", lambda: GPU)
     engine.info = replace(engine.info, nccl_workers=0, gpu=GPU)
     engine.worker.vllm_config = None
     return found
@@ -114,7 +114,7 @@ def test_it_is_not_chosen(
     client: RolloutClient, lent: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, policy: Any, gpu: str | None
 ) -> None:
     """Where completions are to go on over an update, and where the engine is on another GPU."""
-    monkeypatch.setattr("swift_r1.sampling.pool.session.own_gpu", lambda: gpu)
+    monkeypatch.setattr("swift_r1.rollout.pool.session.own_gpu", lambda: gpu)
     with WeightWriter(client, policy=policy) as writer:
         session = ServerSession(writer, Expected("none", "hash", 100, None), DEADLINE_S)
         assert not session.shares_gpu and session.takes_files
@@ -149,7 +149,7 @@ def test_a_block_holds_tensors_of_any_size_and_dtype() -> None:
 OTHER = """
 import sys
 import torch
-from swift_r1.weights.device_memory import opened, tensors_in
+from swift_r1.sync.device_memory import opened, tensors_in
 from swift_r1.wire.protocol import DeviceMemory
 
 block = opened(DeviceMemory.model_validate_json(sys.stdin.readline()))

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.weights import writer
-from swift_r1.weights.tree import Link, fanout_of, joined
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, ServerSession
+from swift_r1.sync import writer
+from swift_r1.sync.tree import Link, fanout_of, joined
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.weights import writer as writer_module
-from swift_r1.weights.writer import WeightWriter, save_token, saved_token
+from swift_r1.serving.engines.base import EngineInfo
+from swift_r1.sync import writer as writer_module
+from swift_r1.sync.writer import WeightWriter, save_token, saved_token
 from swift_r1.wire import client as client_module
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient

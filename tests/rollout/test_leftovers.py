@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swift_r1.weights import staging
-from swift_r1.weights.staging import Staging, remove_leftovers
+from swift_r1.sync import staging
+from swift_r1.sync.staging import Staging, remove_leftovers
 from tests.conftest import until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from swift_r1.inference.server import bind
+from swift_r1.serving.server import bind
 
 
 def test_answers_are_not_held_back() -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Scored, TokenLogprob
+from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, Scored, TokenLogprob
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from tests.conftest import until

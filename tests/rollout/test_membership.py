@@ -19,15 +19,15 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed, ServerUnreachable
+from swift_r1.models.expected import expected_weights
+from swift_r1.rollout.base import ignore_output
+from swift_r1.rollout.pool import membership
+from swift_r1.rollout.pool.membership import Membership
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, ServerSession
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool import membership
-from swift_r1.sampling.pool.membership import Membership
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.weights.expected import expected_weights
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from swift_r1.wire.server_file import parsed, ready_servers, server_file_faults

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.inference.engines import vllm_worker
-from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.inference.engines.vllm_worker import SwiftWorker
-from swift_r1.sampling.pool.health import GatherAgain
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.weights.transport import NcclSender
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.rollout.pool.health import GatherAgain
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.serving.engines import vllm_worker
+from swift_r1.serving.engines.base import EngineInfo
+from swift_r1.serving.engines.vllm_worker import SwiftWorker
+from swift_r1.sync.transport import NcclSender
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import DeviceMemory, EngineDead, ServerRefused, StreamedTensor
 from tests.rollout.conftest import pool_of

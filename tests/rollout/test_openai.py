@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import push_weights

@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.base import EngineInfo, Generated, PromptTokenizer, Replicas
-from swift_r1.inference.engines.vllm_start import replica_environments
-from swift_r1.sampling.remote import mean_difference, probe_sequences
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.rollout.remote import mean_difference, probe_sequences
+from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer, Replicas
+from swift_r1.serving.engines.vllm_start import replica_environments
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import push_weights

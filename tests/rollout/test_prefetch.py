@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.rollout import prefetch
+from swift_r1.rollout.base import ignore_output
+from swift_r1.rollout.pool.health import GatherAgain
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.prefetch import PrefetchRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling import prefetch
-from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.health import GatherAgain
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.prefetch import PrefetchRollouts
+from swift_r1.serving.engines.base import EngineInfo, Generated
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import pool_of

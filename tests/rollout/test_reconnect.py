@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed, ServerUnreachable
+from swift_r1.rollout.base import ignore_output
+from swift_r1.rollout.pool import session
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool import session
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import OneWeightABucket, pool_of, push_weights
@@ -49,7 +49,7 @@ class OnWaiting(logging.Handler):
 
 @pytest.fixture
 def on_waiting() -> Iterator[OnWaiting]:
-    handler, logger = OnWaiting(), logging.getLogger("swift_r1.sampling.pool.session")
+    handler, logger = OnWaiting(), logging.getLogger("swift_r1.rollout.pool.session")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.sampling.pool.router import Router
-from swift_r1.sampling.pool.session import ServerLost
-from swift_r1.tracking.spans import Busy, Spans
+from swift_r1.record.spans import Busy, Spans
+from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.session import ServerLost
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 WAIT_S = 20

@@ -17,14 +17,14 @@ import torch
 
 from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
+from swift_r1.models.expected import expected_weights
+from swift_r1.rollout.base import ignore_output, still_wanted
+from swift_r1.rollout.pool.health import Health
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected, why_not_alike
+from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
+from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output, still_wanted
-from swift_r1.sampling.pool.health import Health
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected, why_not_alike
-from swift_r1.sampling.remote import TOLERANCE, ServerRollouts
-from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.weights.expected import expected_weights
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.conftest import until

@@ -25,7 +25,7 @@ from tests.conftest import start_server, wait_until_gone
 
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
     (folder / "args.json").write_text(json.dumps({"args": args}))
-    command = [sys.executable, "-m", "swift_r1.inference.server", str(folder / "args.json")]
+    command = [sys.executable, "-m", "swift_r1.serving.server", str(folder / "args.json")]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

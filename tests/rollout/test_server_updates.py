@@ -20,7 +20,7 @@ from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
-from swift_r1.weights.buckets import bucket_digest, content_hash
+from swift_r1.sync.buckets import bucket_digest, content_hash
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from tests.rollout.conftest import in_buckets, push_weights, to_bytes

@@ -12,9 +12,9 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.inference import middleware
-from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.serving import middleware
+from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.connections import KEEP_ALIVE

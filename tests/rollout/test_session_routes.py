@@ -14,7 +14,7 @@ import openai
 import pytest
 import torch
 
-from swift_r1.weights.expected import expected_weights
+from swift_r1.models.expected import expected_weights
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest
 from swift_r1.wire.sessions import SessionRecord

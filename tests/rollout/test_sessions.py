@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from swift_r1.data.prompt_templates import behind_turn
-from swift_r1.inference.engines.base import Piece, TokenLogprob
-from swift_r1.inference.pieces import collected
-from swift_r1.inference.sessions.calls import Asked, Call
-from swift_r1.inference.sessions.gateway import Attempt, Gateway, Reader, Work
-from swift_r1.inference.sessions.history import text_of
-from swift_r1.inference.sessions.session import SessionState
-from swift_r1.inference.sessions.store import SessionStore
+from swift_r1.serving.engines.base import Piece, TokenLogprob
+from swift_r1.serving.pieces import collected
+from swift_r1.serving.sessions.calls import Asked, Call
+from swift_r1.serving.sessions.gateway import Attempt, Gateway, Reader, Work
+from swift_r1.serving.sessions.history import text_of
+from swift_r1.serving.sessions.session import SessionState
+from swift_r1.serving.sessions.store import SessionStore
 from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 from swift_r1.wire.sessions import SessionLimits, SessionRequest, SessionSampling
 

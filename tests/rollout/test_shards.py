@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from swift_r1.inference.engines.vllm_worker import _read
+from swift_r1.serving.engines.vllm_worker import _read
 
 ROWS, COLUMNS = 8192, 1024  # 32 MiB
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece
-from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.pool.session import Expected
+from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.serving.engines.base import EngineInfo, Generated, Piece
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 from tests.conftest import until
@@ -105,7 +105,7 @@ def talk(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(autouse=True)
 def no_commit_waits_in_vain(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    with caplog.at_level(logging.INFO, "swift_r1.weights.writer"):
+    with caplog.at_level(logging.INFO, "swift_r1.sync.writer"):
         yield
     assert "asking again" not in caplog.text
 

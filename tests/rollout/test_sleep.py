@@ -13,16 +13,16 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
+from swift_r1.rollout.base import ignore_output
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.serving.engines.base import EngineInfo, Generated
+from swift_r1.sync.writer import WeightWriter
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.expected import expected_weights
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of

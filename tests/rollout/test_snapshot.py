@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_r1.weights.snapshot import SharedFile, SnapshotBucket, WeightSnapshot
+from swift_r1.sync.snapshot import SharedFile, SnapshotBucket, WeightSnapshot
 from tests.rollout.conftest import to_bytes
 
 

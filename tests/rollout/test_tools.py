@@ -13,7 +13,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer
+from swift_r1.serving.engines.base import EngineInfo, Generated, Piece, PromptTokenizer
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import SamplingParams
 from tests import tool_templates as templates
@@ -214,7 +214,7 @@ def test_templates_without_tools_and_unknown_formats_are_refused(
     ]
     for template, config, said, logged in cases:
         tokenizer.chat_template = template
-        with caplog.at_level("INFO", "swift_r1.inference"):
+        with caplog.at_level("INFO", "swift_r1.serving"):
             url = serve_engine(ScriptedEngine(tokenizer), {}, **config)
         assert logged in caplog.text
         talk = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60, max_retries=0)

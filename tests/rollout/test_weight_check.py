@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
+from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
-from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import (
+from swift_r1.rollout.pool.session import Expected
+from swift_r1.rollout.remote import (
     TOLERANCE,
     TOLERANCE_16_BIT,
     TOLERANCE_FP8,
@@ -23,9 +23,9 @@ from swift_r1.sampling.remote import (
     explained_difference,
     mean_difference,
 )
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.expected import expected_weights
 from swift_r1.wire.client import RolloutClient
 from tests.rollout.conftest import pool_of
 

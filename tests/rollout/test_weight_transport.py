@@ -16,10 +16,10 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file
 
 from swift_r1.errors import RunFailed
-from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.weights import transport
-from swift_r1.weights.buckets import bucket_digest, parts_digest, parts_of
-from swift_r1.weights.staging import StagedBucket, Staging
+from swift_r1.serving.engines.base import EngineInfo
+from swift_r1.sync import transport
+from swift_r1.sync.buckets import bucket_digest, parts_digest, parts_of
+from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
 from tests.rollout.conftest import push_weights, to_bytes
@@ -127,10 +127,10 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         return digest
 
     buckets = [list(weights(1).items())]
-    monkeypatch.setattr("swift_r1.weights.writer.write_file", flips_a_bit)
+    monkeypatch.setattr("swift_r1.sync.writer.write_file", flips_a_bit)
     with pytest.raises(ServerRefused, match="other bytes than were promised"):
         push_weights(client, 1, buckets, "shm")
-    monkeypatch.setattr("swift_r1.weights.writer.write_file", lambda path, parts: parts_digest(parts))
+    monkeypatch.setattr("swift_r1.sync.writer.write_file", lambda path, parts: parts_digest(parts))
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         push_weights(client, 1, buckets, "shm")
 
@@ -143,7 +143,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         return "0" * 32
 
     linked: list[Path] = []
-    monkeypatch.setattr("swift_r1.weights.writer.write_file", links_elsewhere)
+    monkeypatch.setattr("swift_r1.sync.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         push_weights(client, 1, buckets, "shm")
     assert not engine.loaded and client.info().weight_version == 0
@@ -157,7 +157,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
 
 
 def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_r1.weights.writer.usable_folder", lambda _folder: None)
+    monkeypatch.setattr("swift_r1.sync.writer.usable_folder", lambda _folder: None)
     buckets = [list(weights(1).items())]
     with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
         push_weights(client, 1, buckets, "shm")
@@ -239,7 +239,7 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         if mounted.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     for module in ("staging", "transport"):
-        monkeypatch.setattr(f"swift_r1.weights.{module}._SHARED_MEMORY", folders[0])
+        monkeypatch.setattr(f"swift_r1.sync.{module}._SHARED_MEMORY", folders[0])
     monkeypatch.setattr("tempfile.tempdir", str(folders[1]))
     # What another engine's weights will take is free when this one starts.
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))

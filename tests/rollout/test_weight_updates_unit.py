@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.weights.buckets import TensorEntry, bucket_digest, content_hash, read_header
-from swift_r1.weights.expected import expected_weights
-from swift_r1.weights.staging import StagedBucket, Staging
-from swift_r1.weights.update import UpdateMachine
+from swift_r1.models.expected import expected_weights
+from swift_r1.sync.buckets import TensorEntry, bucket_digest, content_hash, read_header
+from swift_r1.sync.staging import StagedBucket, Staging
+from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire.protocol import HTTPError
 from tests.rollout.conftest import in_buckets, to_bytes
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.runs.made import make_run
+from tests.lab.runs.made import make_run
 
 TAKEN = "taken"  # what any of these would make of the page's title, or of the terminal's
 TEXTS = (

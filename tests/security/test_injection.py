@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from requests import Request
 
 from swift_r1.cli.main import main
-from swift_r1.report.card import model_card
+from swift_r1.lab.report.card import model_card
 from swift_r1.runtime.visible import log_visibly
 from tests.fuzz.routes import rollout_server
 from tests.security.hostile import ALL, NAME, TAKEN, TEXTS, UNSEEN, hostile_run

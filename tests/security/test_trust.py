@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.checking.model_folder import model_faults
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.launch.checks.model_folder import model_faults
 from swift_r1.models.loading import load_critic, load_judging_model, load_model, load_tokenizer
 from swift_r1.rewards.orm import orms
 from tests.conftest import REPO

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags, group_advantages, reward_labels
-from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
+from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Critic, Policy

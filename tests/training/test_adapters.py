@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.arguments.adapters import adapter_flags
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
+from swift_r1.flags.adapters import adapter_flags
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import added_weights, policy_weights

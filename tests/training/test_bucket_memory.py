@@ -24,8 +24,8 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import one_each
 from swift_r1.training.checkpoint.tensors import ModelShards, write_tensors
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.snapshot import WeightSnapshot
-from swift_r1.weights.transport import overlapped
+from swift_r1.sync.snapshot import WeightSnapshot
+from swift_r1.sync.transport import overlapped
 
 class Gathers(LocalBackend):
     partitioned = True  # all parts are here, and gathering them takes memory as it does elsewhere

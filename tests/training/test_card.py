@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard
 
-from swift_r1.report.card import model_card
+from swift_r1.lab.report.card import model_card
 
 ARGS = {
     "model": "Qwen/Qwen2.5-3B",

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from swift_r1.arguments import RlhfArguments, World, parse_arguments
-from swift_r1.arguments.training import DEEPSPEED_NAMES
-from swift_r1.checking.preflight import deepspeed_faults
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, World, parse_arguments
+from swift_r1.flags.training import DEEPSPEED_NAMES
+from swift_r1.launch.checks.preflight import deepspeed_faults
 from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
 
 FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "step": 16, "world_size": 2, "max_grad_norm": 1.0}

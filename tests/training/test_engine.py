@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.transformers import TransformersEngine, _Row
+from swift_r1.serving.engines.transformers import TransformersEngine, _Row
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.cuts import CUTS, check_first_tokens
 

@@ -13,22 +13,22 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.checks import check_engine, narrowed
-from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
+from swift_r1.models.expected import as_in_checkpoint, expected_weights
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
+from swift_r1.rollout.remote import own_logprobs
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.remote import own_logprobs
+from swift_r1.serving.engines.checks import check_engine, narrowed
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.checkpoint.tensors import ModelShards
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.expected import as_in_checkpoint, expected_weights
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.families import FAMILIES, MULTIMODAL, WINDOW, family_class, save_family, tower_names
 
@@ -261,8 +261,8 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     """At the length of a real window, which no probe reaches: windows are narrowed for it."""
     from transformers import AttentionInterface
 
-    from swift_r1.inference.engines import decoding
     from swift_r1.models import attention as training
+    from swift_r1.serving.engines import decoding
 
     def forgetting(own):
         def attend(*args, sliding_window=None, **kwargs):

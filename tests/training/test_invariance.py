@@ -8,8 +8,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swift_r1.algorithms import LossConfig
-from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from swift_r1.arguments import World
-from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.cli.rank import known_end
 from swift_r1.errors import EXIT_RUN_FAILED
+from swift_r1.flags import World
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
 from swift_r1.training.backends.fsdp_config import FsdpConfig

@@ -9,16 +9,16 @@ import torch
 
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import RunFailed
-from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import load_model
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
+from swift_r1.rollout.base import EmbeddedRollouts
+from swift_r1.rollout.multi_turn import MultiTurn, Stage
+from swift_r1.rollout.turn_engine import Limits
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import EmbeddedRollouts
-from swift_r1.sampling.multi_turn import MultiTurn, Stage
-from swift_r1.sampling.turn_engine import Limits
+from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.micro_batches import Form

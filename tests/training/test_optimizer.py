@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from swift_r1.arguments.fields import flag_specs
-from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.training.optimizer import (
     GROW_AFTER,
     LearningRate,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.models.loading import load_critic, load_model, load_tokenizer
 from swift_r1.models.policy import Critic
 from swift_r1.runtime.ranks import Ranks

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from swift_r1.algorithms.rewards import Composition
-from swift_r1.arguments.environments import EnvironmentArguments
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
+from swift_r1.flags.environments import EnvironmentArguments
+from swift_r1.record.recorded import row_columns
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
-from swift_r1.runs.recorded import row_columns
+from swift_r1.rollout.base import Conversation, TokenSequence
+from swift_r1.rollout.prompts import PromptStream, StreamedPrompts
+from swift_r1.rollout.rounds import silent_groups
+from swift_r1.rollout.scoring import Scoring, completion_row, outcomes_of
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, TokenSequence
-from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
-from swift_r1.sampling.rounds import silent_groups
-from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
 from swift_r1.training.grpo import batch_of_round
 from swift_r1.wire.protocol import Completion
 
@@ -163,7 +163,7 @@ def test_python_ends_though_nobody_closed_the_stream():
     script = """
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.sampling.prompts import PromptStream
+from swift_r1.rollout.prompts import PromptStream
 
 class Echo:
     def encode(self, row):

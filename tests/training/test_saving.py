@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
+from swift_r1.lab.report.card import model_card
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import added_weights, policy_weights
-from swift_r1.report.card import model_card
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver

@@ -21,8 +21,8 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.sampling.multi_turn import OneTurn
-from swift_r1.sampling.scoring import Scoring, reward_metrics
+from swift_r1.rollout.multi_turn import OneTurn
+from swift_r1.rollout.scoring import Scoring, reward_metrics
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
@@ -123,7 +123,7 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
     """The model does not start on the second prompt before a reward was called with the first one's completions."""
     from transformers import AutoModelForCausalLM
 
-    from swift_r1.inference.engines.transformers import TransformersEngine
+    from swift_r1.serving.engines.transformers import TransformersEngine
 
     note = tmp_path / "called"
     model = AutoModelForCausalLM.from_pretrained(tiny_model)

@@ -3,8 +3,8 @@
 import pytest
 
 from swift_r1.algorithms import LossConfig, from_flags
-from swift_r1.arguments import RlhfArguments, parse_arguments
-from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, spans_of, staleness_metrics, versions_of_tokens
+from swift_r1.flags import RlhfArguments, parse_arguments
+from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, spans_of, staleness_metrics, versions_of_tokens
 from swift_r1.wire.protocol import Completion
 
 

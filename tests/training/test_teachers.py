@@ -13,9 +13,9 @@ from swift_r1.algorithms import LossConfig, teacher_advantages
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
+from swift_r1.rollout.base import Conversation, TokenSequence
+from swift_r1.rollout.scoring import ScoredCompletion, ScoredRound
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Conversation, TokenSequence
-from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
 from swift_r1.training.grpo import batch_of_round, before_training, of_round, split_round, train_step

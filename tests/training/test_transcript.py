@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.data.prompts import PromptEncoder
-from swift_r1.sampling.transcript import Transcript, TurnFault
+from swift_r1.rollout.transcript import Transcript, TurnFault
 
 QUESTION = {"role": "user", "content": "2+2?"}
 AGAIN = {"role": "user", "content": "again"}

@@ -17,10 +17,10 @@ from swift_r1.algorithms.rewards import mean
 from swift_r1.data.choices import Choices
 from swift_r1.errors import UsageError
 from swift_r1.models.policy import MicroBatch
+from swift_r1.record.recorder import Recorder
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rollout.base import Rollouts
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Rollouts
-from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.checkpoint.saving import (
     CRITIC_OPTIMIZER,

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from swift_r1.arguments.training import EIGHT_BIT
 from swift_r1.errors import RunFailed, describe
+from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.models.loading import Quantization, as_readable_as_its_config
 from swift_r1.models.merging import write_base
 from swift_r1.models.multimodal import copy_processor, is_multimodal

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.errors import UsageError
-from swift_r1.tracking.metrics import standard_json
+from swift_r1.record.metrics import standard_json
 from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"

@@ -19,13 +19,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from swift_r1.models.expected import as_in_checkpoint
 from swift_r1.models.multimodal import kept_on_disk
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.sync.buckets import header_of
 from swift_r1.training.backends.base import BUCKET_BYTES, Backend
 from swift_r1.training.checkpoint.folder import Entry
-from swift_r1.weights.buckets import header_of
-from swift_r1.weights.expected import as_in_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

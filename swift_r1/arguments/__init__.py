@@ -1,9 +1,0 @@
-"""The command line's flags as dataclasses, their parsing and checking, and the plan they resolve to."""
-
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import Plan, make_plan
-from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.arguments.server import RolloutArguments
-from swift_r1.arguments.world import World
-
-__all__ = ["Plan", "RlhfArguments", "RolloutArguments", "World", "make_plan", "parse_arguments"]

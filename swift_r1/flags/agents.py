@@ -1,0 +1,94 @@
+"""Flags of agents: programs that play whole episodes, and know only an OpenAI address."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from swift_r1.flags.fields import Scope, check_no_key, flag, free
+from swift_r1.flags.rollout import MultiTurnArguments
+
+_AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
+
+
+def _check_command(text: str) -> None:
+    words = shlex.split(text)  # raises ValueError where a quotation does not end
+    if not words:
+        raise ValueError("is empty")
+    for word, behind in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        check_no_key({name.lstrip("-"): value or (behind if name.startswith("-") else ""), "an address": word})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentArguments(MultiTurnArguments):
+    """Agents."""
+
+    agent: str | None = flag(
+        None, "name of the agent, registered in agents, that plays a whole episode for each completion (docs/agents.md)"
+    )
+    agent_command: str | None = flag(
+        None,
+        "program that plays an episode: a process each, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the "
+        "row as JSON on its standard input",
+        check=_check_command,
+        instead_of=("agent",),
+    )
+    agent_timeout: float = free(
+        300.0,
+        "seconds that an episode may take, without those in which it waits for the model, before it is killed",
+        _AGENT,
+        more_than=0,
+    )
+    agent_concurrency: int = free(64, "episodes at once, a process each", _AGENT, at_least=1)
+    advantage_per: str = flag(
+        "episode",
+        "whether all of an episode has one advantage, or turn_rewards that the agent returns add to it turn by turn "
+        "(docs/algorithms.md)",
+        _AGENT,
+        choices=("episode", "turn"),
+    )
+
+    @property
+    def plays_agent(self) -> bool:
+        return self.agent is not None or self.agent_command is not None
+
+    @property
+    def agent_words(self) -> list[str] | None:
+        """`--agent_command` as the words of a command line."""
+        return None if self.agent_command is None else shlex.split(self.agent_command)
+
+
+def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
+    """What an agent cannot be combined with."""
+    if not args.plays_agent:
+        return
+    flags = vars(args)
+    own = "an agent plays the whole episode itself"
+    for name, why in {
+        "multi_turn_scheduler": f"{own}: leave the scheduler out",
+        "tools": f"{own}, its calls of tools too: leave --tools out",
+        "use_gym_env": f"{own}: make the environment in it",
+        "gym_env": f"{own}: make the environment in it",
+        "agent_template": "tools are described in the agent's requests",
+        "response_prefix": "the agent's messages would not have it",
+        "structured_outputs_regex": "it is not known which of an agent's calls it is for",
+        "teacher_model": "a teacher reads completions of one sequence",
+        "teacher_model_server": "a teacher reads completions of one sequence",
+        "teacher_adapters": "a teacher reads completions of one sequence",
+    }.items():
+        if flags.get(name):
+            yield f"--{name} does not go with --agent or --agent_command: {why}"
+    for name, value in (("rlhf_type", "ppo"), ("loss_type", "real")):
+        if flags[name] == value:
+            yield f"--{name} {value} does not go with --agent or --agent_command: it takes completions of one sequence"
+    if "loss_scale" in given and args.loss_scale != "default":
+        yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
+    if 0 < flags["step_timeout"] <= args.agent_timeout:
+        yield (
+            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {flags['step_timeout']}, which would "
+            "end the run while an episode may still take its time"
+        )
+    if args.advantage_per == "turn" and flags["advantage_estimator"] == "reinforce_plus_plus":
+        yield "--advantage_per turn compares the turns of a group, and reinforce_plus_plus those of a batch: use grpo"

@@ -1,0 +1,236 @@
+"""Flags of the algorithms: advantages and losses of GRPO and its kin, and PPO's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_r1.flags.fields import Scope, flag, free
+
+DEFAULT_SCALE_REWARDS = {
+    "grpo": "group",
+    "rloo": "none",
+    "reinforce_plus_plus": "batch",
+    "reinforce_plus_plus_baseline": "batch",
+}
+"""`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
+
+
+def _not_ppo(why: str) -> Scope:
+    return Scope(lambda args: args.rlhf_type != "ppo", f"with --rlhf_type ppo: {why}")
+
+
+def _reads(*losses: str) -> Scope:
+    return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
+
+
+_PPO = Scope(lambda args: args.rlhf_type != "grpo", "with --rlhf_type grpo: it is PPO's")
+NO_GROUPS = _not_ppo("rewards are not compared in groups")
+_KL = _not_ppo("the KL is in the reward: --kl_coef")
+_EQUAL = _not_ppo("a group of equal rewards teaches the critic too")
+_ONE_LOSS = _not_ppo("it has one loss, the mean over tokens")
+_SAPO = _reads("sapo")
+_FIPO = _reads("fipo")
+_REAL = _reads("real")
+_CLIPS = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo")
+_CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo", "cispo")
+_NOT_REAL = Scope(lambda args: args.loss_type != "real", "with --loss_type real: only the sign of advantages counts")
+_ONE_SCORE = Scope(lambda args: args.loss_type != "real", "with --loss_type real: it has the sequence's mean")
+_CHORD = Scope(lambda args: bool(args.chord_sft_dataset), "without --chord_sft_dataset")
+_REFERENCE = Scope(
+    lambda args: args.wants_reference,
+    "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
+    unless_off=True,
+)
+_REFERENCE_OR_PPO = Scope(
+    lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
+)
+_OWN_REFERENCE = Scope(
+    lambda args: args.train_type == "full" or args.ref_model is not None,
+    "with --train_type {train_type}: the reference is the model without its adapters",
+    unless_off=True,
+)
+_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
+_SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
+_CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_importance_sampling_mode")
+_RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmArguments:
+    """Algorithm."""
+
+    rlhf_type: str = flag(
+        "grpo", "the algorithm, grpo or ppo; ms-swift runs others", choices=("grpo", "ppo"), required=True
+    )
+    beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
+    epsilon: float = flag(0.2, "lower clip range of the ratio", _CLIPS, at_least=0, less_than=1, aliases=("cliprange",))
+    epsilon_high: float | None = flag(
+        None, "upper clip range (default: --epsilon; cispo: 5.0)", _CLIPS_HIGH, at_least=0
+    )
+    delta: float | None = flag(
+        None, "bound of the ratio where the advantage is negative; above 1 + --epsilon_high", _CLIPS, more_than=1
+    )
+    tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", _ONE_LOSS, _SAPO, more_than=0)
+    tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", _ONE_LOSS, _SAPO, more_than=0)
+    loss_type: str = flag(
+        "grpo",
+        "the loss, and its divisor",
+        _ONE_LOSS,
+        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "fipo", "real"),
+    )
+    fipo_decay_rate: float = flag(
+        32.0, "fipo: tokens until the effect of later ones on a token's weight is half", _ONE_LOSS, _FIPO, more_than=0
+    )
+    fipo_clip_range: float = flag(
+        0.2, "fipo: how far a token's weight may be from 1; 0: any", _ONE_LOSS, _FIPO, at_least=0, less_than=1
+    )
+    fipo_clip_high_only: bool = flag(True, "fipo: no weight below 1", _ONE_LOSS, _FIPO)
+    fipo_safety_threshold: float = flag(
+        4.0,
+        "fipo: ratio above which a token of negative advantage has a weight of 0.8 to 1",
+        *(_ONE_LOSS, _FIPO),
+        more_than=0,
+    )
+    real_tau: float = flag(0.5, "real: temperature; the gradient is at most 1 / it", _ONE_LOSS, _REAL, more_than=0)
+    scale_rewards: str | None = flag(
+        None,
+        "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch); gdpo: batch, with "
+        "--multi_objective_aggregation normalize_then_sum",
+        _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
+        _NOT_REAL,
+        choices=("group", "batch", "none", "gdpo"),
+        synonyms={"true": "group", "false": "none"},
+    )
+    advantage_estimator: str = flag(
+        "grpo",
+        "how rewards become advantages; reinforce_plus_plus (or ..._batch) has the batch's mean as its baseline, "
+        "reinforce_plus_plus_baseline (or ..._group) the group's",
+        _not_ppo("advantages come from the critic"),
+        choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+        synonyms={
+            "reinforce_plus_plus_batch": "reinforce_plus_plus",
+            "reinforce_plus_plus_group": "reinforce_plus_plus_baseline",
+        },
+        ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
+    )
+    importance_sampling_level: str = flag(
+        "token",
+        "level of the importance ratio; sequence_token: the completion's, with the gradient of each token's own",
+        _not_ppo("advantages, and so ratios, are of tokens"),
+        _ONE_SCORE,
+        choices=("token", "sequence", "sequence_token"),
+    )
+    top_entropy_quantile: float = flag(
+        1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
+    )
+    overlong_filter: bool = flag(False, "leave truncated completions out of the loss (their rewards still count)")
+    kl_in_reward: bool = flag(
+        False,
+        "subtract --beta times the KL from the reward instead of adding it to the loss",
+        _not_ppo("the KL is always in the reward: --kl_coef"),
+        _REFERENCE_OR_PPO,
+        ms_swift="true for rloo and reinforce_plus_plus",
+    )
+    rollout_importance_sampling_mode: str | None = flag(
+        None,
+        "correct for the gap between the engine's log-probs and the trainer's (default: not at all; with "
+        "--async_generate token_truncate)",
+        choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    )
+    rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
+    off_policy_sequence_mask_delta: float | None = flag(
+        None,
+        "completions of negative advantage leave the loss where their mean log-prob is lower than the engine's by more "
+        "than this (default: none)",
+        _not_ppo("advantages are of tokens"),
+        at_least=0,
+    )
+    log_rollout_offpolicy_metrics: bool = free(
+        False, "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/"
+    )
+    log_entropy: bool = flag(
+        False,
+        "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
+        "always logged); one forward pass more where a round has one optimizer step",
+    )
+    dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
+    max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
+    ref_model: str | None = flag(
+        None,
+        "folder or id of the reference policy, of the policy's architecture and tokenizer (default: --model, without "
+        "adapters)",
+        _REFERENCE,
+    )
+    sync_ref_model: bool = flag(
+        False,
+        "move the reference towards the policy now and then",
+        *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
+    )
+    ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
+    ref_model_mixup_alpha: float = flag(
+        0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
+    )
+    offload_ref_model: bool = flag(
+        False, "keep the reference in host memory except while it computes (GPU only)", _REFERENCE, _OWN_REFERENCE
+    )
+    num_iterations: int = flag(
+        1, "optimizer passes over a round of completions", at_least=1, aliases=("num_ppo_epochs",), ms_swift="4 for PPO"
+    )
+    steps_per_generation: int | None = flag(
+        None,
+        "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps, and no fewer)",
+        at_least=1,
+    )
+    generation_batch_size: int | None = flag(
+        None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChordArguments:
+    """CHORD."""
+
+    chord_sft_dataset: list[str] = flag(
+        [],
+        "data sets of questions with answers, written like --dataset; mu times the loss of their answers and 1 - mu "
+        "times the policy's make the loss",
+        _not_ppo("it is GRPO's"),
+    )
+    chord_sft_per_device_train_batch_size: int | None = flag(
+        None, "such rows per process and accumulation step", _CHORD, at_least=1
+    )
+    chord_enable_phi_function: bool = flag(False, "weigh each of their tokens by p (1 - p)", _CHORD)
+    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu is at its peak", _CHORD, at_least=0)
+    chord_mu_decay_steps: int | None = flag(None, "steps from there to its last value", _CHORD, at_least=0)
+    chord_mu_peak: float | None = flag(None, "largest mu", _CHORD, at_least=0, at_most=1)
+    chord_mu_valley: float | None = flag(None, "last mu", _CHORD, at_least=0, at_most=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArguments:
+    """PPO."""
+
+    critic_model: str | None = flag(
+        None, "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)", _PPO
+    )
+    critic_learning_rate: float | None = flag(
+        None, "the critic's peak rate (default: --learning_rate)", _PPO, at_least=0
+    )
+    critic_warmup_steps: int = flag(0, "optimizer steps at the start in which only the critic learns", _PPO, at_least=0)
+    num_mini_batches: int | None = flag(
+        None,
+        "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches",
+        _PPO,
+        at_least=1,
+        instead_of=("steps_per_generation", "generation_batch_size"),
+        ms_swift="1",
+    )
+    kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")
+    gamma: float = flag(1.0, "discount of later rewards", _PPO, at_least=0, at_most=1)
+    lam: float = flag(
+        0.95, "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return", _PPO, at_least=0, at_most=1
+    )
+    cliprange_value: float = flag(0.2, "how far a value may move within a round; 0: without limit", _PPO, at_least=0)
+    vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
+    whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
+    whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)

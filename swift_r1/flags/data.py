@@ -1,0 +1,141 @@
+"""Flags of the prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
+from swift_r1.data.tools import AGENT_TEMPLATES
+from swift_r1.flags.fields import Scope, flag, free
+
+_STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
+_CHOSEN = Scope(lambda args: not args.streaming, "with --streaming true, whose rows come in their own order")
+_STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
+_PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
+_IN_ORDER = Scope(
+    lambda args: args.prompt_sampler == "uniform",
+    "with --prompt_sampler {prompt_sampler}, which chooses prompts when they are needed",
+    unless_off=True,
+)
+_WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
+_NOT_READ = Scope(
+    lambda args: not args.calls_tools, "with --tools or tool_scheduler, which read calls in the chat template's form"
+)
+_MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
+_SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
+_LIMITED = Scope(
+    lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
+)
+EVALUATED = Scope(
+    lambda args: args.evaluates,
+    "without --eval_steps (or --eval_on_start true)",
+    unless_off=True,
+)
+
+
+# ms-swift's agent templates: those that say what the chat templates of models say, and others.
+_CHAT_TEMPLATES = (
+    "hermes hunyuan_hermes qwen3_coder qwen3_5 glm4 glm4_5 glm4_7 glm5_1 chatglm4 llama3 llama4 deepseek_v3_1 "
+    "deepseek_v4 minimax_m2 minimax_m3 seed_oss gemma4 mistral kimi_k25 kimi_k3 minicpm5 youtu hy_v3 hy_v3_preview"
+)
+_NOT_HERE = "react_zh qwen_en qwen_zh qwen_en_parallel qwen_zh_parallel toolbench"
+
+# Of `swift eval` too.
+USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
+DATASET_INFO = flag([], "JSON files that register datasets, in ms-swift's form")
+SYSTEM = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file", check=system_message)
+TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template", check=prompt_template)
+THINKING = flag(
+    None,
+    "passed to the chat template (default: the template's own)",
+    Scope(lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    """Data."""
+
+    dataset: list[str] = flag(
+        [],
+        "registered names, hub ids (hf:: or ms:: in front), files (jsonl, json, csv, parquet, txt) or folders, as "
+        "id[:subset/...|all][#N]; #N takes N rows",
+        required=True,
+        unless="env",
+    )
+    val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
+    split_dataset_ratio: float = flag(
+        0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
+    )
+    interleave_prob: list[float] | None = flag(
+        None,
+        "mix the data sets: each next row is from one drawn with these probabilities, one per --dataset (default: all "
+        "rows of all of them)",
+        more_than=0,
+        at_most=1,
+    )
+    stopping_strategy: str = flag(
+        "first_exhausted",
+        "when a mixed pass ends: with the first data set that is used up, or with the last, the others repeated",
+        _MIXED,
+        choices=("first_exhausted", "all_exhausted"),
+    )
+    use_hf: bool | None = USE_HF
+    custom_dataset_info: list[str] = DATASET_INFO
+    columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
+    agent_template: str | None = flag(
+        None,
+        "describes a row's tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
+        "in think tags (react_grpo); default: the chat template renders them",
+        _NOT_READ,
+        choices=AGENT_TEMPLATES,
+        elsewhere=dict.fromkeys(
+            _CHAT_TEMPLATES.split(), "is here the model's own chat template, which renders tools: leave the flag out"
+        )
+        | dict.fromkeys(
+            _NOT_HERE.split(), "is not here: the chat template renders tools (leave the flag out), or react_en does"
+        ),
+        ms_swift="by model",
+    )
+    strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
+    dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
+    load_from_cache_file: bool = free(
+        True, "reuse rows that the same code preprocessed before from the same data", _STORED, ms_swift="false"
+    )
+    streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
+    shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
+    dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
+    data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
+    prompt_sampler: str = flag(
+        "uniform",
+        "which prompts come next: uniform (each once per epoch), difficulty (pass rates near one half first), "
+        "curriculum (by the column difficulty, easy ones first), replay_failures, or a class that a plugin registers",
+        _CHOSEN,
+    )
+    system: str | None = SYSTEM
+    prompt_template: str | None = TEMPLATE
+    response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
+    enable_thinking: bool | None = THINKING
+    max_length: int | None = flag(
+        None,
+        "longest prompt in tokens (default: what the model takes less the completion); see --truncation_strategy",
+        at_least=1,
+    )
+    truncation_strategy: str = flag(
+        "delete",
+        "prompts over --max_length: delete leaves them out and counts them, left keeps their last tokens",
+        _LIMITED,
+        choices=("delete", "left"),
+        ms_swift="left",
+    )
+    dataloader_num_workers: int = free(
+        0, "processes that tokenise prompts in advance", _IN_ORDER, at_least=0, ms_swift="1"
+    )
+    dataloader_prefetch_factor: int = free(2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1)
+    dataloader_drop_last: bool = flag(
+        False,
+        "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
+        _PASSES,
+        _IN_ORDER,
+    )

@@ -1,0 +1,187 @@
+"""The flags of `swift eval`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import ClassVar, Self
+
+from swift_r1.data.prompt_templates import newlines, system_message
+from swift_r1.errors import UsageError
+from swift_r1.flags.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
+from swift_r1.flags.eval_tasks import BENCHMARKS, Task, limited, read_tasks
+from swift_r1.flags.fields import check_stop_word, flag, no_effect, scope_faults
+from swift_r1.flags.parser import API_KEY_VARIABLE, Command
+from swift_r1.flags.reward import PluginArguments, VerifierArguments
+from swift_r1.flags.server import VllmArguments
+from swift_r1.flags.world import World
+from swift_r1.wire.urls import why_no_url, without_password
+
+_ENGINE_FLAGS = (
+    *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
+    *("vllm_data_parallel_size", "vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+)
+_LOCAL_FLAGS = ("infer_backend", "torch_dtype", "per_device_eval_batch_size")
+_ENDPOINT_FLAGS = (
+    *("endpoint", "api_key", "served_model_name", "tokenizer", "max_concurrent_requests", "vllm_server_timeout"),
+    "request_timeout",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskingArguments:
+    """Sampling and prompts."""
+
+    n: int = flag(1, "completions per question", at_least=1, aliases=("num_generations",))
+    temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
+    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
+    max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
+    stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
+    instruction: str | None = flag(
+        None, "text below each question (default: the benchmark's, unless --system or a template is given)"
+    )
+    system: str | None = SYSTEM
+    prompt_template: str | None = TEMPLATE
+    response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
+    enable_thinking: bool | None = THINKING
+    use_hf: bool | None = USE_HF
+    custom_dataset_info: list[str] = DATASET_INFO
+    eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUnderTest:
+    """Evaluation."""
+
+    model: str = flag("", "folder or Hugging Face id of a model, a checkpoint, or the URL of a server or endpoint")
+    benchmarks: list[str] = flag(
+        [],
+        "gsm8k, math500, aime24, amc23, minerva, olympiad_bench; any data set or file; gsm8k=FILE; name#100; or a JSON "
+        "object (docs/evaluation.md)",
+        objects=True,
+    )
+    reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
+    output_dir: str | None = flag(
+        None, "folder of the evaluation; the same command continues in it (default: by model)"
+    )
+    compare: list[str] = flag([], "two folders of evaluations: how much better the second is; takes no model")
+    seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
+    infer_backend: str = flag(
+        "vllm",
+        "what generates with a model folder; transformers: as in training without a server",
+        choices=("vllm", "transformers"),
+    )
+    per_device_eval_batch_size: int = flag(64, "completions that transformers generates at once", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointArguments:
+    """Servers and endpoints."""
+
+    api_key: str | None = flag(
+        None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE
+    )
+    endpoint: str = flag(
+        "auto",
+        "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
+        choices=("auto", "rollouts", "chat", "completions"),
+    )
+    served_model_name: str | None = flag(None, "which of an endpoint's models (default: the only one)")
+    tokenizer: str | None = flag(None, "model folder with the tokenizer of a `swift rollout` server (default: its own)")
+    max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
+    vllm_server_timeout: float = flag(240.0, "seconds to wait for a lost server or endpoint", more_than=0)
+    request_timeout: float = flag(1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalArguments(
+    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest, Command
+):
+    """Every flag of `swift eval`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "eval"
+
+    @property
+    def is_url(self) -> bool:
+        return self.model.startswith(("http://", "https://"))
+
+    @property
+    def base_url(self) -> str:
+        """`--model` without `/v1` at its end, where it is a URL."""
+        return self.model.rstrip("/").removesuffix("/v1")
+
+    def tasks(self) -> list[Task]:
+        """What `--benchmarks` names, in its order; raises as `read_tasks`."""
+        defaults = {
+            "num_generations": self.n,
+            "temperature": float(self.temperature),
+            "top_p": float(self.top_p),
+            "max_completion_length": self.max_completion_length,
+            "instruction": self.instruction,
+            "system": self.system,
+            "prompt_template": self.prompt_template,
+            "response_prefix": self.response_prefix,
+            "enable_thinking": self.enable_thinking,
+            "reward": self.reward_func,
+        }
+        return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
+        if self.compare:
+            if len(self.compare) != 2:
+                yield f"--compare takes two folders, not {len(self.compare)}"
+            if unread := sorted(given - {"compare", "seed", "output_dir"}):
+                yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
+            return
+        if not self.model:
+            yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
+        elif self.is_url and (why := why_no_url(self.model)) is not None:
+            yield f"--model {why}: {without_password(self.model)!r}"
+        if not self.benchmarks:
+            yield "--benchmarks is missing: --benchmarks gsm8k math500"
+        yield from scope_faults(self, given & {"enable_thinking"})
+        try:
+            tasks = self.tasks()
+        except UsageError as error:
+            yield from error.faults
+        else:
+            for task in tasks:
+                if task.reward is None:
+                    near = difflib.get_close_matches(task.name, BENCHMARKS, n=1)
+                    hint = f" (did you mean {near[0]}?)" if near else ""
+                    yield (
+                        f"--benchmarks {task.name}: it is not a benchmark{hint}, so say who judges it: "
+                        "--reward_func math"
+                    )
+        yield from self._unread(given)
+
+    def _unread(self, given: frozenset[str]) -> Iterator[str]:
+        """Flags that have no effect with this model and engine."""
+        unread: tuple[str, ...] = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size")
+        why = "--infer_backend vllm"
+        if self.is_url:
+            unread, why = (*_LOCAL_FLAGS, *_ENGINE_FLAGS), "the URL of a server"
+        elif self.infer_backend == "transformers":
+            unread, why = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS), "--infer_backend transformers"
+        found = [name for name in unread if name in given]
+        if found and self.model:
+            yield no_effect(found, f"with {why}")
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
+        if self.is_url:
+            name = self.base_url.split("://")[-1].replace("/", "_")
+        else:  # the last part; of a checkpoint its run's too
+            parts = PurePosixPath(self.model.rstrip("/")).parts
+            name = "-".join(parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]) or "model"
+        return replace(
+            self.with_secrets(environ),
+            system=system_message(self.system),
+            response_prefix=newlines(self.response_prefix),
+            output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
+        )
+
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        found = super().with_secrets(environ)
+        return found if self.is_url else replace(found, api_key=None)

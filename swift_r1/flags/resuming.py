@@ -1,0 +1,60 @@
+"""The batch of a run that is resumed: on another number of processes the same flags stand for the same batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swift_r1.flags.output import LAST
+from swift_r1.record.folder import newest_version
+
+BATCH = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_mini_batches",
+)
+"""The flags that size a round and an optimizer step, counted for a number of processes."""
+SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
+"""All that `batch_sizes` depend on."""
+
+
+def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping[str, Any], int] | None:
+    """Flags, resolved, and number of processes of the run that `--resume_from_checkpoint` goes on with, of which the
+    batch is to be: as its newest checkpoint has them, or its args.json before the first one. None where there is no run
+    yet, or these files are not ours, which is reported where they are checked."""
+    if resume_from == LAST:
+        run = newest_version(base)[1] if add_version else base
+        checkpoints = [] if run is None else sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
+    else:
+        run, checkpoints = None, [Path(resume_from)]
+    for path in (*(one / "state" / "run.json" for one in checkpoints), *([] if run is None else [run / "args.json"])):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            flags = content["fingerprint"]["args"] if path.name == "run.json" else content["args"]
+            return flags, processes_of(flags)
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            continue
+    return None
+
+
+def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Completions of a round and of an optimizer step, and experts' answers of one, over all processes; of resolved
+    flags."""
+    counted = flags["gradient_accumulation_steps"] * processes_of(flags)
+    experts = flags["chord_sft_per_device_train_batch_size"] or 0
+    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * experts
+
+
+def processes_of(flags: Mapping[str, Any]) -> int:
+    """Those that the resolved flags are counted for."""
+    each = flags["per_device_train_batch_size"] * flags["steps_per_generation"]
+    return int(flags["generation_batch_size"] // each)
+
+
+def _step_of(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1

@@ -1,0 +1,310 @@
+"""Flags of generation: who samples the completions, how, and in how many turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.flags.engine import EngineFlags
+from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.flags.parser import API_KEY_VARIABLE
+
+GYM_SCHEDULER = "gym_scheduler"
+TOOL_SCHEDULER = "tool_scheduler"
+
+_VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
+_A_SERVER = Scope(lambda args: bool(args.use_vllm or args.teacher_model_server), "without --use_vllm true")
+_COLOCATED = Scope(lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`")
+_OWN_ADDRESS = Scope(
+    lambda args: not args.colocates,
+    "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
+)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
+_ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
+_GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
+_TURNS = Scope(
+    lambda args: args.scheduler_name is not None or args.plays_agent,
+    "without --multi_turn_scheduler, --tools, --use_gym_env true or an agent",
+)
+_CALLS = Scope(lambda args: args.calls_tools, f"without --tools or --multi_turn_scheduler {TOOL_SCHEDULER}")
+_PARSES = Scope(
+    lambda args: args.calls_tools or args.plays_agent,
+    f"without --tools, --multi_turn_scheduler {TOOL_SCHEDULER} or an agent",
+)
+_SCHEDULES = Scope(
+    lambda args: args.scheduler_name is not None, "without --multi_turn_scheduler, --tools or --use_gym_env true"
+)
+
+
+def url_of(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationArguments(EngineFlags):
+    """Rollouts."""
+
+    use_vllm: bool | None = flag(
+        None,
+        "generate with vLLM instead of in the trainer's process (default: on a CPU true, with --vllm_mode colocate, "
+        "where model and run are large enough to gain; a line says which)",
+        ms_swift="false",
+    )
+    vllm_mode: str = flag(
+        "server",
+        "where vLLM runs: in a `swift rollout` of yours, or in processes of this run's own beside each rank",
+        _VLLM,
+        choices=("server", "colocate"),
+        ms_swift="colocate",
+    )
+    vllm_max_model_len: int | None = free(
+        None,
+        "colocate: longest prompt plus completion in tokens (default: --max_length and the longest completion, else "
+        "the model's)",
+        _COLOCATED,
+        at_least=2,
+    )
+    vllm_gpu_memory_utilization: float | None = free(
+        None,
+        "colocate, on a GPU: the engine's share (default: 0.3)",
+        _COLOCATED,
+        more_than=0,
+        at_most=1,
+        gpu_only=True,
+        ms_swift="0.9",
+    )
+    sleep_level: int = free(
+        0,
+        "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
+        "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
+        _AN_ENGINE,
+        at_least=0,
+        at_most=2,
+        gpu_only=True,
+    )
+    offload_model: bool = free(
+        False,
+        "on a GPU: trained models and reference are in host memory while the engine generates",
+        _AN_ENGINE,
+        gpu_only=True,
+    )
+    offload_optimizer: bool = free(
+        False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
+    )
+    vllm_engine_kwargs: dict[str, Any] = free(
+        {}, "colocate: other arguments of vLLM's engine", _COLOCATED, check=check_no_key
+    )
+    vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
+    vllm_server_port: list[int] = free(
+        [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
+    )
+    vllm_server_base_url: list[str] = free(
+        [],
+        "URL of each server",
+        _VLLM,
+        _OWN_ADDRESS,
+        check=check_url,
+        instead_of=("vllm_server_host", "vllm_server_port"),
+    )
+    vllm_server_file: str | None = free(
+        None,
+        "file with the URL of a server a line, read about once a second: servers join and leave the running training "
+        "(docs/server.md)",
+        _VLLM,
+        _OWN_ADDRESS,
+        instead_of=("vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
+    )
+    vllm_server_timeout: float = free(
+        240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
+    )
+    weight_transport: str = free(
+        "auto",
+        "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
+        "on both sides",
+        _VLLM,
+        choices=("auto", "shm", "http", "nccl"),
+    )
+    weight_delta: str = free(
+        "auto",
+        "send only the weights that a step has changed, by http: auto to servers on other hosts, where that is smaller",
+        _VLLM,
+        choices=("auto", "true", "false"),
+    )
+    weight_fanout: int | None = free(
+        None,
+        "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 2 "
+        "from 5 servers on other hosts on, else 0",
+        _VLLM,
+        at_least=0,
+    )
+    weight_check_steps: int = free(
+        10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
+    )
+    async_generate: bool = flag(
+        False, "the server generates for coming rounds, and they are scored, while the trainer trains (docs/async.md)"
+    )
+    max_staleness: int = flag(
+        1,
+        "rounds of training that may lie between the weights that wrote a completion and those that learn from it; 0: "
+        "exactly the run without --async_generate",
+        _ASYNC,
+        at_least=0,
+    )
+    api_key: str | None = free(
+        None, "the server's key (better: in SWIFT_API_KEY)", _A_SERVER, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+    )
+    num_generations: int = flag(
+        8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
+    )
+    temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
+    top_p: float = flag(
+        1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
+    )
+    top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    min_p: float = flag(
+        0.0, "sample from the tokens of at least this share of the likeliest one's probability", at_least=0, less_than=1
+    )
+    repetition_penalty: float = flag(
+        1.0,
+        "divides (or multiplies, where negative) the logits of tokens that were there already; the engine samples from "
+        "the penalised distribution, the policy's ratios are without it (docs/algorithms.md)",
+        more_than=0,
+    )
+    structured_outputs_regex: str | None = flag(
+        None,
+        "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
+        check=check_pattern,
+    )
+    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1, aliases=("response_length",))
+    stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
+
+    @property
+    def cuts_sampling(self) -> bool:
+        """Whether completions come from a part of the policy's distribution, which is not changed otherwise."""
+        cut = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structured_outputs_regex is not None
+        return cut and self.repetition_penalty == 1
+
+    @property
+    def samples_otherwise(self) -> bool:
+        """Whether completions come from another distribution than the policy's at `--temperature`."""
+        return self.cuts_sampling or self.repetition_penalty != 1
+
+    @property
+    def colocates(self) -> bool:
+        """Whether engines are this run's own; the launcher then fills in `vllm_server_base_url`."""
+        return bool(self.use_vllm) and self.vllm_mode == "colocate"
+
+    @property
+    def starts_engine(self) -> bool:
+        return self.colocates
+
+    @property
+    def asks_servers(self) -> bool:
+        """Whether completions come from servers that others have started, and that may say how turns go."""
+        return bool(self.use_vllm) and self.vllm_mode == "server"
+
+    @property
+    def rollout_base_urls(self) -> tuple[str, ...]:
+        """URLs of the rollout servers without a slash at the end; none where the trainer generates itself, or
+        `--vllm_server_file` has them."""
+        if not self.use_vllm or self.vllm_server_file or (self.colocates and not self.vllm_server_base_url):
+            return ()
+        if self.vllm_server_base_url:
+            return tuple(url.rstrip("/") for url in self.vllm_server_base_url)
+        hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
+        number = max(len(hosts), len(ports))
+        pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
+        return tuple(url_of(host, port) for host, port in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnArguments:
+    """Several turns."""
+
+    multi_turn_scheduler: str | None = flag(
+        None, "name of the scheduler, registered in multi_turns, that drives completions"
+    )
+    max_turns: int | None = flag(
+        None, "most turns of a completion (default: no limit; of an agent 1000)", _TURNS, at_least=1
+    )
+    use_gym_env: bool | None = flag(
+        None,
+        "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "
+        "given)",
+    )
+    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
+    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)
+
+    @property
+    def plays_gym(self) -> bool:
+        """`--use_gym_env` with its default."""
+        return self.gym_env is not None if self.use_gym_env is None else self.use_gym_env
+
+    @property
+    def plays_agent(self) -> bool:
+        """Whether an agent plays whole episodes."""
+        return False
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The scheduler's name; that of environments where only one of those is named."""
+        return self.multi_turn_scheduler or (GYM_SCHEDULER if self.plays_gym else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnArguments(TurnArguments):
+    """Several turns."""
+
+    loss_scale: str = flag(
+        "default",
+        "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
+        choices=("default", "last_round"),
+        elsewhere={
+            "all": "is written default here (prompts are never trained)",
+            **dict.fromkeys(
+                ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
+                "is written default here (weights by pattern are for supervised training)",
+            ),
+        },
+        ms_swift="last_round without a scheduler, where both are the same",
+    )
+    completion_length_limit_scope: str = flag(
+        "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
+    )
+    multi_turn_timeout: float = free(
+        60.0, "seconds for schedulers and environments between two turns", _SCHEDULES, more_than=0
+    )
+    tools: list[str] = flag(
+        [],
+        "tools that plugins have registered, which the model may call on rows without a column tools (docs/tools.md)",
+    )
+    tool_call_parser: str | None = flag(
+        None,
+        "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
+        _PARSES,
+    )
+    tool_timeout: float = flag(
+        10.0, "seconds that a tool call may take before its process is killed", _CALLS, more_than=0
+    )
+    max_tool_response_length: int = flag(
+        10_000,
+        "characters of a tool's answer that the model sees; the rest is cut, and a mark says so",
+        _CALLS,
+        at_least=1,
+    )
+    unread_calls: str = flag(
+        "answer",
+        "what a turn is whose tool call cannot be read: the answer, or an error that the model reads, and goes on",
+        _CALLS,
+        choices=("answer", "error"),
+    )
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """As above; that of tools where those are named."""
+        return super().scheduler_name or (TOOL_SCHEDULER if self.tools else None)
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the run itself calls the tools."""
+        return self.scheduler_name == TOOL_SCHEDULER

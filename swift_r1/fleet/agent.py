@@ -1,0 +1,350 @@
+"""`python -m swift_r1.fleet.agent [SILENCE_S [told]]`: starts processes on a node for a driver, and ends them.
+
+It speaks JSON lines on its standard input and output (`Agent` says which). Keys and variables travel there, never on a
+command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
+that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an event:
+so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is
+left where the second was killed. Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from swift_r1.errors import EXIT_USAGE
+from swift_r1.launch.engines import free_ports
+from swift_r1.launch.environment import usable_cpus
+from swift_r1.runtime.hardware import gpu_ids
+from swift_r1.runtime.libraries import own_version
+from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, ranks_below, say
+
+DEFAULT_SILENCE_S = 60.0
+_LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
+_LOOK_S = 0.2
+_READY_S = 1.0
+_CHUNK = 1 << 16
+_MOST_UNSENT = 8 << 20  # bytes; beyond that the processes wait for their output to be read
+
+
+@dataclass(eq=False)
+class Child:
+    """A process that the driver asked for; `rest` is the start of a line of its output, which has ended
+    where it is `silent`."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    end_s: float
+    rest: bytes = b""
+    silent: bool = False
+    deadline: float | None = None
+
+    @property
+    def output(self) -> int:
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+
+@dataclass
+class Agent:
+    """What is under way on this node.
+
+    Orders, each with `do`, and the answers, which have the order's `ask`:
+        start: `id`, `words`, `environ` (beside the agent's own), `cwd`, `cpus` (a list or null), `end_s`.
+        signal: `id`, `signal` (its number). end: `id`, `end_s`: SIGTERM, and SIGKILL so many seconds later.
+        free_ports: `count`, `host`; answers `ports`. ready: `url`, `key`; answers `ready`.
+        write: `path`, `text`; in one piece. lines: `path`, `add`, `remove`; changes the lines of a file, and leaves
+        those that others have written. ping: answers nothing else.
+    Events, each with `event`:
+        hello: what the node is. output: `id`, `text`. ended: `id`, `code`, negative for a signal. answer: `ask`, and
+        what was asked for or `error`. warned: SIGTERM came. gone: it ends, and all of this with it.
+    """
+
+    silence_s: float
+    inp: int
+    out: int
+    children: dict[str, Child] = field(default_factory=dict)
+    unsent: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
+    over: str | None = None
+    warned: bool = False
+    killed: bool = False  # something of what was started, by a signal
+
+    def run(self) -> None:
+        """Until the driver is gone; then nothing that was started is there any more."""
+        self.tell("hello", **about_node())
+        heard = time.monotonic()
+        while self.over is None:
+            outputs = {child.output: child for child in self.children.values() if not child.silent}
+            readers = [self.inp, *(outputs if len(self.unsent) < _MOST_UNSENT else ())]
+            ready, writable, _ = select.select(readers, [self.out] if self.unsent else [], [], _LOOK_S)
+            if self.inp in ready:
+                heard = time.monotonic()
+                self.listen()
+            for one in set(ready) - {self.inp}:
+                self.read(outputs[one])
+            if writable:
+                self.send()
+            self.look()
+            if self.warned:
+                self.warned = False
+                self.tell("warned")
+            if time.monotonic() - heard > self.silence_s:
+                self.over = f"nothing was heard for {self.silence_s:g} s"
+        self.end()
+
+    def listen(self) -> None:
+        data = os.read(self.inp, _CHUNK)
+        if not data:
+            self.over = "the driver is gone"
+            return
+        self.received += data
+        *lines, self.received = self.received.split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            do: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = getattr(self, f"do_{order['do']}")
+            try:
+                answer = do(order)
+            except (OSError, ValueError) as error:
+                answer = {"error": str(error)}
+            if "ask" in order:
+                self.tell("answer", ask=order["ask"], **(answer or {}))
+
+    def do_ping(self, _order: Mapping[str, Any]) -> None: ...
+
+    def do_start(self, order: Mapping[str, Any]) -> None:
+        cpus: Sequence[int] | None = order["cpus"]
+
+        def in_child() -> None:  # this process has no threads
+            end_with_parent(signal.SIGTERM)
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)
+
+        try:
+            process = subprocess.Popen(
+                order["words"],
+                env={**os.environ, **order["environ"]},
+                cwd=order["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C is for the driver
+                preexec_fn=in_child,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            self.tell("output", id=order["id"], text=f"swift launch: cannot be started: {error}\n")
+            self.tell("ended", id=order["id"], code=EXIT_USAGE)
+            return
+        child = Child(order["id"], process, order["end_s"])
+        os.set_blocking(child.output, False)
+        self.children[child.name] = child
+
+    def do_signal(self, order: Mapping[str, Any]) -> None:
+        if child := self.children.get(order["id"]):
+            child.process.send_signal(order["signal"])
+
+    def do_end(self, order: Mapping[str, Any]) -> None:
+        if child := self.children.get(order["id"]):
+            child.process.terminate()
+            child.deadline = time.monotonic() + order["end_s"]
+
+    def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"ports": free_ports(order["count"], order["host"])}
+
+    def do_lines(self, order: Mapping[str, Any]) -> None:
+        path = Path(order["path"])
+        before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        kept = [line for line in before if line not in order["remove"] and line not in order["add"]]
+        self.do_write({"path": path, "text": "".join(f"{line}\n" for line in [*kept, *order["add"]])})
+
+    def do_write(self, order: Mapping[str, Any]) -> None:
+        path = Path(order["path"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")  # others may write here too
+        part.write_text(order["text"], encoding="utf-8")
+        part.replace(path)
+
+    def do_ready(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        place = urlsplit(order["url"])
+        connection = HTTPConnection(str(place.hostname), place.port, timeout=_READY_S)
+        with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
+            connection.request("GET", "/ready", headers={"Authorization": f"Bearer {order['key']}"})
+            return {"ready": connection.getresponse().status == 200}
+        return {"ready": False}
+
+    def read(self, child: Child) -> bool:
+        """Passes on the whole lines of what a process has said; false once there is nothing more now."""
+        try:
+            data = os.read(child.output, _CHUNK)
+        except BlockingIOError:
+            return False
+        child.silent = not data
+        text = child.rest + data
+        end = text.rfind(b"\n") + 1 if data and len(text) < 2 * _CHUNK else len(text)
+        child.rest = text[end:]
+        if end:
+            self.tell("output", id=child.name, text=text[:end].decode(errors="replace"))
+        return not child.silent
+
+    def look(self) -> None:
+        """Sees which processes have ended, and kills those that should have. Ranks whose launcher was killed save: the
+        kernel has told them."""
+        for child in list(self.children.values()):
+            late = child.deadline is not None and time.monotonic() > child.deadline
+            if late:
+                child.process.kill()
+            code = child.process.poll()
+            if code is not None and not late and ranks_below(self.running()):
+                child.deadline = child.deadline or time.monotonic() + child.end_s
+            elif code is not None:
+                del self.children[child.name]
+                end_strays(self.running())
+                while self.read(child):
+                    pass
+                if child.rest:
+                    self.tell("output", id=child.name, text=child.rest.decode(errors="replace"))
+                assert child.process.stdout is not None
+                child.process.stdout.close()
+                self.tell("ended", id=child.name, code=code)
+                self.killed = self.killed or code < 0
+
+    def running(self) -> set[int]:
+        return {child.process.pid for child in self.children.values() if child.process.poll() is None}
+
+    def tell(self, event: str, **values: Any) -> None:
+        self.unsent += json.dumps({"event": event, **values}).encode() + b"\n"
+
+    def send(self) -> None:
+        """As much as the way to the driver takes now."""
+        try:
+            del self.unsent[: os.write(self.out, self.unsent)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.over = f"the driver is gone ({error.strerror})"
+
+    def end(self) -> None:
+        """Ends everything, first what has the longest to end: training, whose step may need the servers. Output is
+        still read, so that nobody waits for it to be, and sent as far as that goes."""
+        self.tell("gone", text=str(self.over))
+        for end_s in sorted({child.end_s for child in self.children.values()}, reverse=True):
+            own = [child for child in self.children.values() if child.end_s == end_s]
+            for child in own:
+                child.process.terminate()
+                child.deadline = child.deadline or time.monotonic() + end_s
+            while any(child.name in self.children for child in own):
+                for child in list(self.children.values()):
+                    self.read(child)
+                self.look()
+                self.send()
+                if len(self.unsent) > _MOST_UNSENT:
+                    self.unsent.clear()
+                time.sleep(_LOOK_S)
+        end_strays(frozenset())
+        if self.killed:
+            remove_what_is_left()
+
+
+def remove_what_is_left() -> None:
+    """Servers that were killed had no time to empty their shared memory."""
+    from swift_r1.sync.staging import remove_leftovers  # numpy is behind it
+
+    remove_leftovers()
+
+
+def about_node() -> dict[str, Any]:
+    """What the driver wants to know of this node: name, address, usable CPUs and GPUs (as CUDA_VISIBLE_DEVICES names
+    them), interpreter, folder, version."""
+    connected = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, this host, its port
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        named = "127.0.0.1"
+    return {
+        "host": socket.gethostname(),
+        "address": connected[2] if len(connected) == 4 else named,
+        "cpus": usable_cpus(),
+        "gpus": gpu_ids(os.environ),
+        "python": sys.executable,
+        "folder": os.getcwd(),
+        "version": own_version(),
+        "pid": os.getpid(),
+    }
+
+
+def main() -> int:
+    silence_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_SILENCE_S
+    adopt_orphans()
+    inner = os.fork()
+    if inner:
+        return _guard(inner)
+    os.setsid()  # what kills the group of the first process, as Ray does, leaves one that ends all
+    end_with_parent(signal.SIGTERM)
+    adopt_orphans()
+    # Nothing but the protocol may reach the driver.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    for one in (0, out):
+        os.set_blocking(one, False)
+    agent = Agent(silence_s, 0, out)
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # as Ray has SIGINT; what is started here would inherit it
+    for number in signals:
+        signal.signal(number, lambda received, _frame: _over(agent, received))
+    if "told" in sys.argv[2:]:
+        signal.signal(signal.SIGTERM, lambda _number, _frame: setattr(agent, "warned", True))
+    agent.run()
+    if agent.over != "the driver is gone":
+        say(str(agent.over), "launch agent")
+    return 0
+
+
+def _over(agent: Agent, number: int) -> None:
+    agent.over = agent.over or f"ended by {signal.Signals(number).name}"
+
+
+def _guard(inner: int) -> int:
+    """Waits for the agent itself; where that was killed, ends what it leaves, which has got SIGTERM by then."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, partial(_pass_on, inner))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for one in (0, 1):
+        os.dup2(nothing, one)  # the driver sees at once that the agent is gone
+    _, status = os.waitpid(inner, 0)
+    deadline = time.monotonic() + _LEFT_S
+    while time.monotonic() < deadline and _has_children():
+        time.sleep(_LOOK_S)
+    end_strays(frozenset())
+    if status:
+        remove_what_is_left()
+    return os.waitstatus_to_exitcode(status)
+
+
+def _pass_on(inner: int, number: int, _frame: object) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(inner, number)
+
+
+def _has_children() -> bool:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

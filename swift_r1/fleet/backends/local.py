@@ -1,0 +1,36 @@
+"""`--on local`: this machine is the node, or several nodes of the same name and a number, to try what nodes do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swift_r1.fleet.engine import AgentPipe, Node, ProcessPipe, agent_words
+from swift_r1.fleet.options import read_options
+from swift_r1.fleet.run_file import RunFile
+
+
+class LocalEngine:
+    """Its agents are processes of this machine."""
+
+    def __init__(self, nodes: Sequence[Node], silence_s: float) -> None:
+        self._nodes, self._silence_s = nodes, silence_s
+
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    def connect(self, node: Node) -> AgentPipe:
+        return ProcessPipe(self.command(node))
+
+    def command(self, node: Node) -> Sequence[str]:
+        return [sys.executable, *agent_words(self._silence_s)]
+
+
+def open_engine(run: RunFile, silence_s: float) -> LocalEngine:
+    options = read_options(run, "local", {"nodes": int, "gpus": int, "cpus": int, "python": str})
+    names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
+    python, folder = options.get("python"), str(Path.cwd())
+    return LocalEngine(
+        [Node(name, "127.0.0.1", options.get("gpus"), options.get("cpus"), python, folder) for name in names], silence_s
+    )

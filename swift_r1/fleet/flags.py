@@ -1,0 +1,43 @@
+"""The flags of `swift launch` itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swift_r1.flags.fields import free
+from swift_r1.flags.parser import Command
+from swift_r1.fleet.backends import ENGINES
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchArguments(Command):
+    """Launch."""
+
+    command: ClassVar[str] = "launch"
+    of_others: ClassVar[str] = "put it into the file"
+    on: str = free("local", "what the nodes are", choices=tuple(ENGINES))
+    dry_run: bool = free(False, "print every command with its node and its variables, and start none")
+    max_restarts: int = free(
+        3,
+        "how often training restarts from its last checkpoint, and how often in a row a server that does not get ready "
+        "comes back, or a Slurm job that has gained no step is queued again",
+        at_least=0,
+    )
+    on_node_loss: str = free(
+        "restart",
+        "when a node that trains is gone: restart on as many as there are, wait until there are as many as before, or "
+        "stop",
+        choices=("restart", "wait", "stop"),
+    )
+    node_timeout: float = free(
+        600.0,
+        "seconds without the nodes that training needs, or without a place for any server of a role, after which the "
+        "launch ends",
+        more_than=0,
+    )
+    silence_timeout: float = free(
+        60.0,
+        "seconds without a word after which a node counts as gone, and ends what runs on it",
+        more_than=5,
+    )

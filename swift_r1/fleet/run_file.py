@@ -1,0 +1,286 @@
+"""The file of `swift launch`: flags of `swift rlhf` and of its servers, and a table of roles."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
+from swift_r1.flags.fields import as_words, flag_specs, spellings
+from swift_r1.flags.output import LAST
+from swift_r1.flags.parser import API_KEY_VARIABLE, Command, parse_arguments
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.fleet.backends import ENGINES
+from swift_r1.wire.urls import has_password, is_secret_name
+
+TRAIN, ROLLOUT = "train", "rollout"
+JUDGE, TEACHER = "judge", "teacher"
+SERVERS = (JUDGE, TEACHER)
+"""Roles of servers beside the rollout servers; each has a section of its own with its model."""
+_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
+_CHOSEN_VARIABLES = (
+    *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+    API_KEY_VARIABLE,
+)
+_PLACEHOLDER_URL = "http://127.0.0.1:8000"
+_ONE = dict.fromkeys(SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model")
+_ADDRESSES = dict.fromkeys(("host", "port", "api_key"), "swift launch chooses addresses and the key")
+_SERVER_FLAGS = ("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_file")
+_OF_THE_LAUNCH = {
+    **dict.fromkeys(("nnodes", "nproc_per_node"), "say it in roles: train"),
+    **dict.fromkeys(("node_rank", "master_addr", "master_port"), "swift launch chooses it"),
+    "resume_from_checkpoint": "swift launch resumes its own runs: only `last` may stand here",
+}
+
+
+@dataclass(frozen=True)
+class Role:
+    """One line of the table of roles.
+
+    Attributes:
+        name: `train`, `rollout`, `judge` or `teacher`.
+        count: nodes that train, or replicas of a server.
+        gpus: of each node that trains, of each replica.
+        processes: of each node that trains; its GPUs where there are any.
+        cpus: cores that each node's part, or each replica, is given; None: no share is counted.
+        hosts: names of nodes on which it may run; empty: all.
+    """
+
+    name: str
+    count: int = 1
+    gpus: int = 0
+    processes: int = 1
+    cpus: int | None = None
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What the file says, checked.
+
+    Attributes:
+        rlhf: flags of `swift rlhf` under their own names, without addresses.
+        rollout: flags of `swift rollout` for the role of that name, model and dtype included.
+        servers: the same for `judge` and `teacher`, where there are such roles.
+        roles: by name; `train` is always there.
+        options: of each engine that has a section.
+        environ: variables of every process that is started; None: with the value that they have here.
+        args: `rlhf` as `swift rlhf` will read it, with addresses that stand for those of the servers.
+    """
+
+    path: Path
+    rlhf: Mapping[str, Any]
+    rollout: Mapping[str, Any]
+    servers: Mapping[str, Mapping[str, Any]]
+    roles: Mapping[str, Role]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environ: Mapping[str, str | None] = field(default_factory=dict)
+    args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
+
+    def server_flags(self, role: str) -> Mapping[str, Any]:
+        """Of `swift rollout` for the replicas of a role."""
+        return self.rollout if role == ROLLOUT else self.servers[role]
+
+
+def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunFile:
+    """The file's content, with `overrides` of flags of `swift rlhf` in the place of what the file has for them.
+
+    Raises:
+        UsageError: every fault of the file.
+    """
+    content = _load(Path(path))
+    faults = list(unknown(content, _SECTIONS, "section"))
+    sections = {name: _mapping(content, name, faults) for name in _SECTIONS}
+    roles = {
+        str(name): role
+        for name, values in sections["roles"].items()
+        if (role := _role(str(name), values, faults)) is not None
+    }
+    if "roles" not in content:
+        faults.append("roles is missing: at least `roles: {train: {}}`")
+    elif TRAIN not in sections["roles"]:
+        faults.append(f"roles: {TRAIN} is missing: who trains")
+    rlhf = _named(RlhfArguments, sections["rlhf"] | dict(overrides or {}))
+    args = _checked_rlhf(rlhf, roles, faults)
+    servers = {}
+    for name in (ROLLOUT, *SERVERS):
+        given = _named(RolloutArguments, sections[name])
+        if name in roles:
+            servers[name] = _server(given, rlhf if name == ROLLOUT else {}, roles[name])
+            faults += _server_faults(name, given, servers[name])
+        elif given:
+            faults.append(f"{name} has flags, and no role of that name: add it to roles, or leave the section out")
+    environ = _environ(sections["environ"], faults)
+    if faults:
+        raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
+    options = {name: sections[name] for name in ENGINES if name in content}
+    return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
+
+
+def with_addresses(
+    rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]], server_file: str | None = None
+) -> dict[str, Any]:
+    """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
+    servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
+    flags, faults = dict(rlhf), list[str]()
+    if ROLLOUT in urls:
+        flags |= {"vllm_server_file": server_file} if server_file else {"vllm_server_base_url": list(urls[ROLLOUT])}
+        if set(_SERVER_FLAGS).intersection(rlhf):
+            faults.append(f"the role {ROLLOUT} has addresses: leave out {', '.join(_SERVER_FLAGS)}, or the role")
+        if not flags.setdefault("use_vllm", True) or flags.get("vllm_mode", "server") != "server":
+            faults.append(f"roles: {ROLLOUT} generates: leave out use_vllm and vllm_mode, or the role")
+    if TEACHER in urls:
+        if {"teacher_model", "teacher_model_server"}.intersection(flags):
+            faults.append("the role teacher teaches: leave out teacher_model and teacher_model_server, or the role")
+        flags["teacher_model_server"] = list(urls[TEACHER])
+    if JUDGE in urls:
+        judge = _judge(flags.get("judge") or {})
+        if "url" in judge:
+            faults.append("judge: swift launch knows its url: leave it out, or the role judge")
+        [url] = urls[JUDGE]
+        flags["judge"] = json.dumps(judge | {"url": f"{url}/v1", "api_key_env": API_KEY_VARIABLE})
+    if faults:
+        raise UsageError(*faults)
+    return flags
+
+
+def _judge(value: Any) -> dict[str, Any]:
+    """`--judge` without what only its checks want: an object, JSON, or a file."""
+    import yaml
+
+    try:
+        text = value if isinstance(value, dict) or value.lstrip().startswith("{") else Path(value).read_text()
+        content = text if isinstance(text, dict) else read_yaml(text)
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        raise UsageError(f"judge: {yaml_fault(error) if isinstance(error, yaml.YAMLError) else error}") from error
+    if not isinstance(content, dict):
+        raise UsageError("judge: must be a mapping")
+    return content
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {yaml_fault(error)}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must have the sections {', '.join(_SECTIONS)}")
+    return {str(name): value for name, value in content.items()}
+
+
+def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, Any]:
+    value = content.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        faults.append(f"{name} must be a mapping, not {value!r}")
+        return {}
+    return {str(key): one for key, one in value.items()}
+
+
+def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
+    """A line for each name that is not known, with the nearest one that is."""
+    names = list(known)
+    return (no_such(what, name, names) for name in given if name not in names)
+
+
+def _role(name: str, values: Any, faults: list[str]) -> Role | None:
+    found = list(unknown([name], (TRAIN, ROLLOUT, *SERVERS), "role"))
+    if not found and not isinstance(values := {} if values is None else values, dict):
+        found = [f"roles: {name} must be a mapping like {{gpus: 1}}, not {values!r}"]
+    if not found:
+        counts = "nodes" if name == TRAIN else "replicas"
+        known = (counts, "gpus", *(("processes",) if name == TRAIN else ()), "cpus", "hosts")
+        found = [f"roles: {name}: {fault}" for fault in unknown(map(str, values), known, "key")]
+        for key in (one for one in known[:-1] if one in values):
+            least = 0 if key == "gpus" else 1
+            if type(values[key]) is not int or values[key] < least:
+                found.append(f"roles: {name}: {key} must be a whole number of at least {least}, not {values[key]!r}")
+        if values.get("gpus") and "processes" in values:
+            found.append(f"roles: {name}: processes: leave it out where there are gpus, each of which has one")
+        hosts = values.get("hosts", [])
+        if not isinstance(hosts, list) or not all(isinstance(one, str) for one in hosts):
+            found.append(f"roles: {name}: hosts must be a list of names, not {hosts!r}")
+        if name in _ONE and values.get("replicas", 1) != 1:
+            found.append(f"roles: {name}: {_ONE[name]}")
+    if found:
+        faults += found
+        return None
+    gpus = values.get("gpus", 0)
+    return Role(name, values.get(counts, 1), gpus, values.get("processes", gpus or 1), values.get("cpus"), tuple(hosts))
+
+
+def is_secret(variable: str) -> bool:
+    """Whether its name says that it is a key."""
+    return is_secret_name(variable) or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
+
+
+def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name, value in given.items():
+        if name in _CHOSEN_VARIABLES:
+            faults.append(f"environ: {name}: swift launch chooses it")
+        elif isinstance(value, dict | list):
+            faults.append(f"environ: {name} must be one value, not {value!r}")
+        elif value is not None and (is_secret(name) or has_password(str(value))):
+            faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
+        else:
+            found[name] = value if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+    return found
+
+
+def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Under the flags' own names: an alias in the file and a name on the command line are the same flag."""
+    known, found = spellings(cls), dict[str, Any]()
+    for written, value in values.items():
+        name = written.replace("-", "_")
+        found[known[name].name if name in known else name] = value
+    return found
+
+
+def _server(given: Mapping[str, Any], policy: Mapping[str, Any], role: Role) -> dict[str, Any]:
+    """A server's flags: of a rollout server, model and dtype are the policy's; its GPUs hold one copy of the model."""
+    flags = {name: policy[name] for name in ("model", "torch_dtype") if name in policy} | dict(given)
+    if role.gpus > 1 and not {"vllm_tensor_parallel_size", "vllm_data_parallel_size"}.intersection(flags):
+        flags["vllm_tensor_parallel_size"] = role.gpus
+    return flags
+
+
+def _server_faults(name: str, given: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{name}: {key}: {why}" for key, why in _ADDRESSES.items() if key in given)
+    if name in SERVERS and not given.get("model"):
+        yield f"{name}: model is missing: its server has one of its own"
+        return
+    own = {key: value for key, value in flags.items() if key not in _ADDRESSES}
+    try:
+        parse_arguments(RolloutArguments, as_words(own), {})
+    except UsageError as error:
+        yield from (f"{name}: {fault}" for fault in error.faults)
+
+
+def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]) -> RlhfArguments:
+    if not rlhf:
+        faults.append("rlhf is missing: the flags of swift rlhf")
+        return RlhfArguments()
+    own = {key: value for key, value in rlhf.items() if key not in _OF_THE_LAUNCH or value == LAST}
+    faults += [f"rlhf: {key}: {why}" for key, why in _OF_THE_LAUNCH.items() if key in rlhf and key not in own]
+    secret = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
+    for key in secret.keys() & own.keys():
+        faults.append(f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs")
+    train = roles.get(TRAIN, Role(TRAIN))
+    world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    try:
+        own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
+        return parse_arguments(RlhfArguments, as_words(own), world)
+    except UsageError as error:
+        faults += [f"rlhf: {fault}" for fault in error.faults]
+        return RlhfArguments()

@@ -1,0 +1,73 @@
+"""Signs in the machines: memory that is never given back, and one that is slower than the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+from statistics import fmean
+
+from swift_r1.lab.diagnosis.past import Past, Sign, detector
+
+WARM_UP = 8  # rounds, in which memory may still grow
+CREEP, CREEP_GIB = 1.2, 0.2
+JUMPS = 0.75  # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
+LONGER = 1.1  # completions that grow by more need more memory
+SLOWER = 1.5
+
+
+@detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
+def memory_creeping(past: Past, rounds: int) -> Sign | None:
+    """Memory that has grown in each third since the warm-up, in the last one not much less than in the first, not by a
+    few jumps, although completions have not grown."""
+    lengths = past.log.get("completions/mean_length")
+    for name in ("memory/host_gib", "memory/peak_gib"):
+        series = past.log.get(name)
+        begin = bisect_right(series.steps, WARM_UP * past.round)
+        if past.rounds < WARM_UP + rounds or len(series) - begin < 4:
+            continue
+        size = min(5, (len(series) - begin) // 4)
+        places = [begin + number * (len(series) - begin - size) // 3 for number in range(4)]
+        points = [fmean(series.values[place : place + size]) for place in places]
+        gains = [after - before for before, after in pairwise(points)]
+        rises = sorted(after - before for before, after in pairwise(accumulate(series.values[begin:], max)))
+        jumped = sum(rises[-3:]) > JUMPS * sum(rises)
+        grown = points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
+        longer = len(lengths) == len(series) and fmean(lengths.values[-size:]) > LONGER * fmean(
+            lengths.values[begin : begin + size]
+        )
+        if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
+            what = "of the host" if name == "memory/host_gib" else "(peak)"
+            return Sign(
+                f"memory {what} grew from {points[0]:.2f} to {points[3]:.2f} GiB since step {series.steps[begin]}, and "
+                "keeps growing",
+                "look for what a plugin keeps (--reward_isolation process); --save_steps so that a kill costs little",
+            )
+    return None
+
+
+def _slow(past: Past, rounds: int, what: str) -> tuple[int, float] | None:
+    """Which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
+    times, numbers = past.last(f"time/{what}_slowdown", rounds), past.last(f"time/slowest_{what}", rounds)
+    if not times or min(times) < SLOWER or len(set(numbers)) != 1 or not numbers[0].is_integer():
+        return None
+    return int(numbers[0]), fmean(times)
+
+
+@detector("slow rank", 8, "time/rank_slowdown")
+def slow_rank(past: Past, rounds: int) -> Sign | None:
+    if (found := _slow(past, rounds, "rank")) is None:
+        return None
+    return Sign(
+        f"rank {found[0]} takes {found[1]:.1f} times as long as the others for a token, and all wait for it",
+        "look at its machine or GPU: other processes, temperature, clocks; swift view shows the ranks' time",
+    )
+
+
+@detector("slow server", 8, "time/server_slowdown")
+def slow_server(past: Past, rounds: int) -> Sign | None:
+    if (found := _slow(past, rounds, "server")) is None:
+        return None
+    return Sign(
+        f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",
+        "look at its machine or GPU, and its /metrics; or leave it out: --vllm_server_base_url, --vllm_server_file",
+    )

@@ -1,0 +1,145 @@
+"""What detectors look at: a run's metrics up to now, its flags and its plan; and what makes a function one of them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+from swift_r1.record.metric_log import MetricLog
+
+FIRST = 3  # rounds at a run's beginning that later ones are compared with
+
+
+class Sign(NamedTuple):
+    """What a detector says: what it has seen, with numbers, and what to try."""
+
+    evidence: str
+    advice: str
+
+
+class Change(NamedTuple):
+    """A metric's values at the beginning of a run, and its last ones; one at least of each."""
+
+    early: Sequence[float]
+    late: Sequence[float]
+
+    @property
+    def gain(self) -> float:
+        """How much the late mean is above the early one."""
+        return fmean(self.late) - fmean(self.early)
+
+    @property
+    def rise(self) -> float:
+        """The gain beyond twice its standard error; negative for a fall, 0 within the noise."""
+        noise = max(map(pstdev, self)) * math.sqrt(1 / len(self.early) + 1 / len(self.late))
+        return math.copysign(max(0.0, abs(self.gain) - 2 * noise), self.gain)
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run as far as it has come. Rounds, not steps, are counted: the steps of a round share most metrics."""
+
+    log: MetricLog
+    args: Mapping[str, Any]  # of args.json, as far as they are known
+    plan: Mapping[str, Any]
+
+    @property
+    def round(self) -> int:
+        """Optimizer steps of a round."""
+        return _count(self.plan.get("optimizer_steps_per_round")) or 1
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are trained."""
+        return self.log.last_step // self.round
+
+    @property
+    def prompts(self) -> int | None:
+        """Prompts of a round."""
+        return _count(self.plan.get("prompts_per_round"))
+
+    @property
+    def right(self) -> str:
+        """What the first reward function is logged under, which says what is right."""
+        names = self.args.get("reward_funcs")
+        name = f"rewards/{names[0]}" if isinstance(names, list) and names else ""
+        return name if f"{name}/mean" in self.log.series else next(iter(self.rewards), "")
+
+    @property
+    def trained(self) -> str:
+        """The same of the function with the largest weight, the first of several: what is learned above all."""
+        names, weights = self.args.get("reward_funcs"), self.args.get("reward_weights")
+        if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
+            return self.right
+        name = f"rewards/{names[weights.index(max(weights))]}" if names else ""
+        return name if f"{name}/mean" in self.log.series else self.right
+
+    @property
+    def rewards(self) -> list[str]:
+        return [f"rewards/{name}" for name in self.log.rewards()]
+
+    def values(self, name: str, after: float, until: float = math.inf) -> list[float]:
+        """A metric's known values of the steps after one, until another."""
+        series = self.log.get(name)
+        begin, end = (bisect_right(series.steps, step) for step in (after, until))
+        return [value for value in series.values[begin:end] if not math.isnan(value)]
+
+    def last(self, name: str, rounds: int) -> list[float]:
+        """A metric's known values of the last rounds; none where there were not so many."""
+        begin = self.log.last_step - rounds * self.round
+        return self.values(name, begin) if begin >= 0 else []
+
+    def first(self, name: str, rounds: int = FIRST) -> list[float]:
+        """A metric's known values of the first rounds, or of the first line."""
+        return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
+
+    def change(self, name: str, rounds: int) -> Change | None:
+        """From the first rounds to the last `rounds`; None where they overlap, or it is not known."""
+        steps = self.log.get(name).steps
+        begin = self.log.last_step - rounds * self.round
+        if not steps or begin < max(FIRST * self.round, steps[0]):
+            return None
+        early, late = self.first(name), self.last(name, rounds)
+        return Change(early, late) if early and late else None
+
+
+Look = Callable[[Past, int], Sign | None]
+
+
+@dataclass(frozen=True)
+class Detector:
+    """`look` says what it has seen in the last `rounds` rounds; None for nothing. `needs` are patterns of metrics, of
+    which one at least must be logged. What is found `under` one of these names already explains it."""
+
+    name: str
+    rounds: int
+    needs: Sequence[str]
+    under: Sequence[str]
+    look: Look
+
+    def metrics(self, log: MetricLog) -> list[str]:
+        """Those of the log that it looks at."""
+        return [name for name in log.series if any(fnmatchcase(name, pattern) for pattern in self.needs)]
+
+
+DETECTORS: list[Detector] = []
+
+
+def detector(name: str, rounds: int, *needs: str, under: Sequence[str] = ()) -> Callable[[Look], Look]:
+    """Registers a function as the `Detector` of this name."""
+
+    def register(look: Look) -> Look:
+        DETECTORS.append(Detector(name, rounds, needs, under, look))
+        return look
+
+    return register
+
+
+def _count(value: Any) -> int | None:
+    """A number of things, as whatever version or accident has left it."""
+    return value if isinstance(value, int) and value > 0 else None

@@ -1,0 +1,190 @@
+"""A run on given devices: what each role holds, what each phase takes, and which role the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from swift_r1.lab.estimate.chips import Chip
+from swift_r1.lab.estimate.phases import (
+    Server,
+    Trainer,
+    at_once,
+    decode_seconds,
+    generate_seconds,
+    logprob_seconds,
+    prefill_seconds,
+    train_seconds,
+)
+from swift_r1.lab.estimate.roles import (
+    Job,
+    Mode,
+    RoleMemory,
+    ServerRole,
+    other_memory,
+    other_server,
+    replica_memory,
+    server_of,
+    trainer_memory,
+    trainer_of,
+)
+from swift_r1.lab.estimate.wire import completion_bytes, delta_bytes, push_seconds, whole_bytes
+from swift_r1.sync.tree import fanout_of
+from swift_r1.training.memory import GIB
+
+JUDGE_TOKENS = 256.0  # of a judge's answer
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who is where. `stage` as in `Trainer`; `replicas` are the trainer's own engines unless `mode` is server."""
+
+    ranks: int
+    stage: int | None
+    mode: Mode = "server"
+    replicas: int = 1
+    tensor_parallel: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.ranks + (self.replicas * self.tensor_parallel if self.mode == "server" else 0)
+
+    def __str__(self) -> str:
+        train = f"train {self.ranks}" + ("" if self.stage is None else f" (ZeRO-{self.stage})")
+        if self.mode == "embedded":
+            return train
+        size = "" if self.tensor_parallel == 1 else f" x {self.tensor_parallel}"
+        return f"{train} + rollout {self.replicas}{size}" + (", taking turns" if self.mode == "colocate" else "")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a layout comes to.
+
+    Attributes:
+        phases: seconds of a round.
+        step: seconds of a round as a whole.
+        overlapped: training and generation at the same time.
+        faults: what does not fit.
+    """
+
+    layout: Layout
+    phases: Mapping[str, float]
+    step: float
+    overlapped: bool
+    memory: tuple[RoleMemory, ...]
+    bytes: Mapping[str, float]
+    concurrency: float
+    faults: tuple[str, ...] = field(default=())
+
+    @property
+    def bottleneck(self) -> str:
+        """The role that takes longest."""
+        train = sum(self.phases.get(name, 0.0) for name in ("log-probs", "train", "push"))
+        sides = {"train": train, "rollout": self.phases["generate"]}
+        sides |= {name: seconds for name, seconds in self.phases.items() if name in ("judge", "teacher", "reward")}
+        return max(sides, key=sides.__getitem__)
+
+
+def estimate_layout(job: Job, layout: Layout) -> Estimate:
+    """Memory, bytes and seconds of a layout, and what of it does not fit."""
+    trainer, held = trainer_of(job, layout.ranks, layout.stage), trainer_memory(job, layout.ranks, layout.stage)
+    room, faults = job.chip.memory, list[str]()
+    memory = [RoleMemory("train", dict(held.counted), room, f"at most, in {held.highest_phase}")]
+    free = None if layout.mode == "server" else room - held.peak
+    server = server_of(job, layout.tensor_parallel, layout.mode, free)
+    longest = job.round.prompt_tokens + job.round.longest
+    running = min(at_once(server, job.round), job.round.completions / layout.replicas)
+    if layout.mode != "embedded":
+        memory.append(replica_memory(job, server))
+    if held.peak > room:
+        faults.append(
+            f"a rank needs {held.peak / GIB:.1f} GiB of {room / GIB:.1f} ({held.largest} is the largest part)"
+        )
+    elif layout.mode != "embedded" and server.cache_tokens < longest:
+        faults.append(
+            f"a replica's cache has room for {server.cache_tokens:,.0f} tokens, and the longest prompt and completion "
+            f"are {longest:,.0f}"
+        )
+    if layout.ranks > job.updated:
+        faults.append(f"{layout.ranks} ranks for {job.updated} completions of an optimizer step")
+    for role in job.others:
+        memory.append(other_memory(job, role))
+    faults += [f"{one.role}: {one.total / GIB:.1f} GiB of {one.room / GIB:.1f}" for one in memory[1:] if not one.fits]
+    phases, step, overlapped = _seconds(job, layout, trainer, server)
+    sent = {
+        "push, whole": whole_bytes(job.model.total, job.width),
+        "push, changes": delta_bytes(job.model.total, job.width, job.use),
+        "completion": completion_bytes(job.round),
+    }
+    return Estimate(layout, phases, step, overlapped, tuple(memory), sent, running, tuple(faults))
+
+
+def _seconds(job: Job, layout: Layout, trainer: Trainer, server: Server) -> tuple[dict[str, float], float, bool]:
+    args, round_, use = job.args, job.round, job.use
+    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.taking_turns
+    chip = job.engine if layout.mode == "server" else job.chip
+    phases = {
+        "generate": _generate(job, chip, layout.replicas, server, ahead and args.max_staleness > 1),
+        "reward": use.reward_seconds * round_.completions,
+        "log-probs": logprob_seconds(job.model, job.chip, trainer, use, round_),
+        "train": train_seconds(job.model, job.chip, trainer, use, round_),
+    }
+    if job.critic is not None:
+        phases["log-probs"] += logprob_seconds(job.critic, job.chip, replace(trainer, passes=1), use, round_)
+        own = replace(trainer, trained=job.critic.total)
+        phases["train"] += train_seconds(job.critic, job.chip, own, use, round_)
+    if layout.mode != "embedded":
+        transport, delta, fanout = _transport(job, layout)
+        phases["push"] = push_seconds(
+            job.model.total,
+            job.width,
+            job.chip,
+            trainer,
+            use,
+            layout.replicas,
+            layout.tensor_parallel,
+            transport,
+            delta,
+            fanout,
+        )
+    phases |= {role.name: _other_seconds(job, role) for role in job.others}
+    return phases, *_whole(phases, ahead)
+
+
+def _whole(phases: Mapping[str, float], ahead: bool) -> tuple[float, bool]:
+    """Seconds of a round. With `--async_generate` the slower side counts, scoring being on the side of generation; a
+    judge scores a completion while others are generated, so that the slower of both counts too."""
+    trained = sum(phases.get(name, 0.0) for name in ("log-probs", "train", "push", "teacher"))
+    generated = max(phases["generate"], phases.get("judge", 0.0)) + phases["reward"]
+    return (max(trained, generated), True) if ahead else (trained + generated, False)
+
+
+@lru_cache(maxsize=4096)
+def _generate(job: Job, chip: Chip, replicas: int, server: Server, overlapped: bool) -> float:
+    return generate_seconds(job.model, chip, server, job.use, job.round, replicas, overlapped=overlapped)
+
+
+def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
+    """How a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down a tree
+    of servers."""
+    asked = job.args.weight_transport
+    one_machine = layout.devices <= job.per_node
+    transport = asked if asked != "auto" else "shm" if one_machine or layout.mode == "colocate" else "http"
+    asked_fanout = 0 if one_machine and job.args.weight_fanout is None else job.args.weight_fanout
+    delta = job.args.weight_delta != "false" and job.args.train_type == "full"
+    return transport, delta, fanout_of(asked_fanout, layout.replicas)
+
+
+def _other_seconds(job: Job, role: ServerRole) -> float:
+    """A judge reads each prompt and completion and answers in `JUDGE_TOKENS`; a teacher only reads."""
+    server, round_ = other_server(job, role), job.round
+    read = round_.prompt_tokens + round_.completion_tokens
+    own = round_.completions / role.replicas
+    seconds = prefill_seconds(role.model, job.chip, server, job.use, own, read)
+    if role.name == "judge":
+        batch = min(own, float(server.most), max(1.0, server.cache_tokens / (read + JUDGE_TOKENS)))
+        step = decode_seconds(role.model, job.chip, server, job.use, batch, read + JUDGE_TOKENS / 2)
+        seconds += own / batch * JUDGE_TOKENS * step
+    return seconds

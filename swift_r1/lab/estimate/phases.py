@@ -1,0 +1,169 @@
+"""Seconds of each phase of a round. Every function is a formula of docs/estimate.md; no state, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_r1.lab.estimate.chips import Chip
+from swift_r1.lab.estimate.model import Model
+from swift_r1.lab.estimate.work import Efficiency, Round, alive
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One replica: `tensor_parallel` devices that hold one copy of the model.
+
+    Attributes:
+        width: bytes of a weight.
+        cache_width: bytes of a number in the cache.
+        cache_tokens: tokens whose keys and values fit.
+        most: completions at once (`--vllm_max_num_seqs`).
+        per_node: devices of a machine.
+    """
+
+    tensor_parallel: int
+    width: float
+    cache_width: float
+    cache_tokens: float
+    most: int
+    per_node: int = 8
+
+
+def reached(model: Model, chip: Chip, use: Efficiency, share: float) -> float:
+    """FLOP/s of a device at a `share` of its figure; less with experts."""
+    return chip.flops * share * (use.sparse if model.is_sparse else 1.0)
+
+
+def at_once(server: Server, round_: Round) -> float:
+    """Completions that a replica can decode together: each takes room for its prompt and, on average over its life,
+    half of its tokens; a group's prompt is kept once."""
+    tokens = round_.prompt_tokens / round_.group + round_.completion_tokens / 2
+    return max(1.0, min(float(server.most), server.cache_tokens / tokens))
+
+
+def decode_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, batch: float, context: float) -> float:
+    """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
+    what every step takes, and two exchanges a layer between tensor-parallel devices."""
+    devices, layers = server.tensor_parallel, model.shape.layers
+    cache = batch * context * model.kv_numbers * server.cache_width
+    read = model.read_numbers(batch) * server.width + cache
+    from_memory = read / (devices * chip.bandwidth * use.memory)
+    computed = model.forward_flops(batch, batch, context) / (devices * reached(model, chip, use, use.decode))
+    return max(from_memory, computed) + layers * use.layer_seconds + exchange_seconds(model, chip, server, use, batch)
+
+
+def exchange_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, tokens: float) -> float:
+    """The two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden states, over the slowest
+    link."""
+    devices = server.tensor_parallel
+    if devices == 1:
+        return 0.0
+    link = chip.intra_node if devices <= server.per_node else chip.inter_node
+    sent = 2 * (devices - 1) / devices * tokens * model.shape.hidden * server.width
+    return 2 * model.shape.layers * (use.link_seconds + sent / (link * use.network))
+
+
+def prefill_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, prompts: float, tokens: float) -> float:
+    """Prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
+    flops = model.forward_flops(prompts * tokens, prompts, tokens / 2)
+    seconds = flops / (server.tensor_parallel * reached(model, chip, use, use.forward))
+    return seconds + exchange_seconds(model, chip, server, use, prompts * tokens)
+
+
+def generate_seconds(
+    model: Model, chip: Chip, server: Server, use: Efficiency, round_: Round, replicas: int, *, overlapped: bool = False
+) -> float:
+    """A round on `replicas` replicas.
+
+    While more completions wait than run at once, the batch is full; then it drains, until the longest has ended.
+    `overlapped`: the next round's completions fill the places that become free (`--max_staleness` of 2 and more), so
+    that nothing drains.
+    """
+    own = round_.completions / replicas  # of the busiest replica, where they do not divide: groups stay together
+    own = max(own, min(round_.completions, round_.group)) if round_.prompts < replicas else own
+    batch = min(at_once(server, round_), own)
+    context = round_.prompt_tokens + round_.completion_tokens / 2
+    full = decode_seconds(model, chip, server, use, batch, context)
+    waiting = own if overlapped else own - batch
+    seconds = waiting * round_.completion_tokens / batch * full
+    if not overlapped:
+        past = 0.0
+        for tokens, share in alive(round_.lengths):
+            context = round_.prompt_tokens + past + tokens / 2
+            # The cache of those that are left may be more than fits, but not for longer than this stretch.
+            seconds += tokens * decode_seconds(model, chip, server, use, max(1.0, batch * share), context)
+            past += tokens
+    prompts = max(1.0, round_.prompts / replicas)
+    return (seconds + prefill_seconds(model, chip, server, use, prompts, round_.prompt_tokens)) * use.generate_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """The processes that train.
+
+    Attributes:
+        stage: of ZeRO; None: a whole model each.
+        micro_batches: of each rank, per optimizer step.
+        width: bytes of a weight on the way.
+        passes: of log-probs before the first update, the reference's included.
+        recomputes: the backward pass computes the layers again (`--gradient_checkpointing`).
+        trained: numbers that have a gradient.
+    """
+
+    ranks: int
+    per_node: int
+    stage: int | None
+    micro_batches: int
+    width: float
+    passes: int
+    recomputes: bool
+    trained: int
+
+
+def training_flops(model: Model, round_: Round, recomputes: bool) -> float:
+    """Forward and backward of all completions, once: three times the forward pass, four with recomputation."""
+    context = round_.prompt_tokens + round_.completion_tokens / 2
+    forward = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context)
+    return forward * (4 if recomputes else 3)
+
+
+def bus(chip: Chip, trainer: Trainer, use: Efficiency) -> float:
+    """Bytes/s per rank of a collective over all of them: between machines all devices of a machine send at once."""
+    if trainer.ranks <= trainer.per_node:
+        return chip.intra_node * use.network
+    return min(chip.intra_node, chip.inter_node * trainer.per_node) * use.network
+
+
+def exchanged_bytes(model: Model, trainer: Trainer) -> float:
+    """Of one rank in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their size); ZeRO-2: their
+    scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward of each micro-batch,
+    and the gradients' scatter."""
+    if trainer.ranks == 1:
+        return 0.0
+    share = (trainer.ranks - 1) / trainer.ranks * trainer.width
+    if trainer.stage == 3:
+        return share * trainer.micro_batches * (2 * model.total + trainer.trained)
+    if trainer.stage == 2:
+        return share * (trainer.micro_batches * trainer.trained + trainer.trained)
+    return share * 2 * trainer.trained
+
+
+def logprob_seconds(model: Model, chip: Chip, trainer: Trainer, use: Efficiency, round_: Round) -> float:
+    """The passes without gradients before the first update."""
+    context = round_.prompt_tokens + round_.completion_tokens / 2
+    flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
+    return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
+
+
+def train_seconds(model: Model, chip: Chip, trainer: Trainer, use: Efficiency, round_: Round) -> float:
+    """All optimizer steps of a round. Ranks exchange while they compute, so that the slower of both counts, and a share
+    of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
+    computed = training_flops(model, round_, trainer.recomputes) * round_.iterations
+    seconds = computed / (trainer.ranks * reached(model, chip, use, use.train))
+    exchanged = round_.updates * exchanged_bytes(model, trainer) / bus(chip, trainer, use)
+    seconds = max(exchanged, seconds + use.exposed * exchanged)
+    if trainer.stage == 3:
+        seconds += round_.updates * 3 * model.shape.layers * trainer.micro_batches * use.gather_seconds
+    shards = trainer.ranks if trainer.stage else 1
+    updated = 32.0 * trainer.trained / shards / (chip.bandwidth * use.memory) + use.step_seconds
+    return (seconds + round_.updates * updated) * use.train_factor

@@ -1,0 +1,203 @@
+"""What is asked, and what each role holds: trainers, replicas, judge and teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.lab.estimate.chips import Chip
+from swift_r1.lab.estimate.model import Model
+from swift_r1.lab.estimate.phases import Server, Trainer, at_once
+from swift_r1.lab.estimate.work import Efficiency, Round
+from swift_r1.training.backends.fsdp_config import read_fsdp
+from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numbers, zero_of
+
+Mode = Literal["server", "colocate", "embedded"]
+
+WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
+_CONTEXT = 0.6 * GIB  # CUDA, and the libraries in a process
+_ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
+_EMBEDDED_CACHE = 2 * GIB  # serving/engines/transformers.py
+
+
+@dataclass(frozen=True)
+class ServerRole:
+    """A judge or teacher: servers of another model."""
+
+    name: str
+    model: Model
+    replicas: int
+    tensor_parallel: int
+    width: float
+    cache_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked, whatever the layout. Hashable by identity: nothing in it changes.
+
+    Attributes:
+        args: flags of the run, resolved.
+        updated: completions of an optimizer step.
+        width: bytes of a weight in training and generation.
+        critic: of PPO.
+        share: of a GPU's memory that a rollout server takes.
+        most: completions at once in a server.
+        cache_bytes: for keys and values, of each GPU of a rollout server; None: what is left of `share`.
+        chip, server_chip: a device of the trainer, and of a server (default: the same).
+        taking_turns: servers and trainer are on the same cores.
+    """
+
+    args: RlhfArguments
+    model: Model
+    round: Round
+    updated: int
+    chip: Chip
+    use: Efficiency
+    width: float
+    per_node: int
+    critic: Model | None = None
+    share: float = 0.9
+    most: int = 128
+    cache_width: float | None = None
+    cache_bytes: float | None = None
+    server_chip: Chip | None = None
+    others: tuple[ServerRole, ...] = ()
+    taking_turns: bool = False
+
+    @property
+    def engine(self) -> Chip:
+        return self.server_chip or self.chip
+
+    @property
+    def cached(self) -> float:
+        """Bytes of a number in a rollout server's cache."""
+        return self.cache_width or self.width
+
+    @property
+    def engine_bytes(self) -> float:
+        return 0.0 if self.chip.is_cpu else _ENGINE
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Bytes on one device of a role, by part; `room`: of the device."""
+
+    role: str
+    parts: Mapping[str, float]
+    room: float
+    note: str = ""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.room
+
+
+@lru_cache(maxsize=4096)
+def trainer_of(job: Job, ranks: int, stage: int | None) -> Trainer:
+    """The processes that train, with micro-batches as the flags make them on so many ranks."""
+    own = max(1, -(-job.updated // ranks))  # completions of a rank in a step
+    micro = min(job.args.per_device_train_batch_size, own)
+    passes = int(job.round.updates > 1 or job.args.kl_in_reward or job.critic is not None)
+    passes += job.args.wants_reference + (job.args.teacher_path is not None)
+    return Trainer(
+        ranks=ranks,
+        per_node=job.per_node,
+        stage=stage,
+        micro_batches=-(-own // micro),
+        width=job.width,
+        passes=passes,
+        recomputes=job.args.gradient_checkpointing,
+        trained=_trained(job),
+    )
+
+
+@lru_cache(maxsize=64)
+def _trained(job: Job) -> int:
+    return trained_numbers(job.args, job.model.shape)[0]
+
+
+@lru_cache(maxsize=4096)
+def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
+    """Of one rank, as `swift rlhf --estimate true` counts it: with batch flags that are counted for so many ranks."""
+    own = max(1, -(-job.updated // ranks))
+    micro = min(job.args.per_device_train_batch_size, own)
+    generated = -(-job.round.completions // (micro * ranks))
+    args = replace(
+        job.args,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=-(-own // micro),
+        steps_per_generation=generated,
+        generation_batch_size=generated * micro * ranks,
+    )
+    _, offload = zero_of(job.args)
+    critic = None if job.critic is None else job.critic.shape
+    return estimate(
+        args,
+        job.model.shape,
+        ranks,
+        _CONTEXT,
+        stage,
+        offload=offload,
+        gpu=not job.chip.is_cpu,
+        card=job.chip.memory,
+        critic=critic,
+        fsdp=read_fsdp(args.fsdp) if args.fsdp else None,
+    )
+
+
+def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> Server:
+    """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
+    own. Without room for the weights the cache is empty."""
+    room = job.engine.memory * job.share if free is None else free
+    if mode == "embedded":
+        tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
+        return Server(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
+    return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
+
+
+def other_server(job: Job, role: ServerRole) -> Server:
+    """A replica of a judge or teacher."""
+    room = job.chip.memory * job.share
+    return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
+
+
+def _server(
+    job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
+) -> Server:
+    left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
+    tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
+    return Server(devices, width, cache_width, tokens, job.most, job.per_node)
+
+
+def replica_memory(job: Job, server: Server) -> RoleMemory:
+    """Of one device of a rollout replica."""
+    batch = at_once(server, job.round)
+    most = f", at most {server.most} (--vllm_max_num_seqs)" if batch >= server.most else ""
+    parts = _parts(job, job.model, server)
+    return RoleMemory("rollout", parts, job.engine.memory, f"{batch:,.0f} completions at once{most}")
+
+
+def other_memory(job: Job, role: ServerRole) -> RoleMemory:
+    """Of one device of a judge or teacher."""
+    server = other_server(job, role)
+    room = job.chip.memory * (1 if server.cache_tokens else job.share)
+    return RoleMemory(role.name, _parts(job, role.model, server), room)
+
+
+def _parts(job: Job, model: Model, server: Server) -> dict[str, float]:
+    weights = model.total * server.width / server.tensor_parallel
+    cache = server.cache_tokens * model.kv_numbers * server.cache_width / server.tensor_parallel
+    return {"weights": weights, "keys and values": cache} | ({"engine": job.engine_bytes} if job.engine_bytes else {})

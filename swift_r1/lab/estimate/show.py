@@ -1,0 +1,152 @@
+"""An estimate as tables, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.lab.estimate.job import takes_turns
+from swift_r1.lab.estimate.layout import Estimate
+from swift_r1.lab.estimate.roles import Job
+from swift_r1.lab.estimate.split import Split
+from swift_r1.training.memory import GIB
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MIB = 2**20
+
+
+def show(job: Job, given: Estimate | None, split: Split | None, console: Console) -> None:
+    """The layout that was given, or the best that was found; then the best others."""
+    from rich.table import Table
+
+    one = given or (split.best[0] if split is not None and split.best else None)
+    if one is not None:
+        _show_one(job, one, console)
+    if split is not None and split.best:
+        table = Table(title=f"The best of {split.tried:,} layouts", title_justify="left", pad_edge=False)
+        names = list(dict.fromkeys(name for found in split.best for name, value in found.phases.items() if value))
+        table.add_column("layout", style="bold")
+        for name in ("GPUs", "a round", "tokens/s", *names):
+            table.add_column(name, justify="right")
+        table.add_column("waits for")
+        for found in split.best:
+            rate = f"{job.round.generated_tokens / found.step:,.0f}"
+            cells = (seconds(found.phases[name]) if name in found.phases else "" for name in names)
+            table.add_row(
+                str(found.layout), str(found.layout.devices), seconds(found.step), rate, *cells, found.bottleneck
+            )
+        console.print(table)
+    for line in assumptions(job):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _show_one(job: Job, one: Estimate, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{one.layout}, on {job.chip.name}", title_justify="left", pad_edge=False)
+    table.add_column("role", style="bold")
+    table.add_column("GiB of each device", justify="right")
+    table.add_column("of", justify="right")
+    table.add_column("parts")
+    for held in one.memory:
+        parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in held.parts.items() if size >= 0.05 * GIB)
+        note = f"; {held.note}" if held.note else ""
+        style = None if held.fits else "red"
+        table.add_row(held.role, f"{held.total / GIB:.1f}", f"{held.room / GIB:.1f}", parts + note, style=style)
+    console.print(table)
+    table = Table(title="A round", title_justify="left", pad_edge=False)
+    table.add_column("phase", style="bold")
+    table.add_column("time", justify="right")
+    table.add_column("")
+    whole = sum(one.phases.values())
+    for name, value in ((name, value) for name, value in one.phases.items() if value):
+        table.add_row(name, seconds(value), f"{value / whole:.0%}")
+    how = "generation beside training" if one.overlapped else "one after the other"
+    rate = f"{job.round.generated_tokens / one.step:,.0f} tokens/s"
+    table.add_row("a round", seconds(one.step), f"{how}; {rate}", style="bold")
+    console.print(table)
+    sent = ", ".join(f"{name} {_size(value)}" for name, value in one.bytes.items())
+    console.print(
+        f"bytes of a push to each server, and of a completion from it: {sent}", soft_wrap=True, highlight=False
+    )
+    console.print(f"the others wait for: {one.bottleneck}", highlight=False)
+    for fault in one.faults:
+        console.print(f"does NOT fit: {fault}", style="red", soft_wrap=True, highlight=False)
+
+
+def assumptions(job: Job) -> list[str]:
+    """What the figures rest on."""
+    round_, chip, use = job.round, job.chip, job.use
+    shape = "; lengths as recorded" if round_.recorded else ""
+    factors = (use.generate_factor, use.train_factor, use.push_factor)
+    measured = (
+        f"; measured over these: generate x {factors[0]:.2f}, train x {factors[1]:.2f}, push x {factors[2]:.2f}"
+        if factors != (1.0, 1.0, 1.0)
+        else ""
+    )
+    left_out = (
+        [] if use.reward_seconds else ["not estimated: the time of rewards (--measured RUN_FOLDER takes the run's)"]
+    )
+    if takes_turns(job.args):
+        left_out.append(
+            "not estimated: several turns, agents and environments; a completion is counted as one answer of the model"
+            + (
+                ", with what tools and environments wrote in it"
+                if round_.recorded
+                else " (--measured RUN_FOLDER takes the run's lengths)"
+            )
+        )
+    return [
+        f"a round: {round_.prompts} prompts of {round_.prompt_tokens:,.0f} tokens x {round_.group} completions of "
+        f"{round_.completion_tokens:,.0f} (at most {round_.longest:,}{shape}), {round_.updates} optimizer "
+        f"step{'s' if round_.updates > 1 else ''}",
+        f"{chip.name}: {chip.flops / 1e12:,.4g} TFLOP/s, {chip.bandwidth / 1e12:.3g} TB/s, {chip.memory / GIB:.0f} "
+        f"GiB, {chip.intra_node / 1e9:g} and {chip.inter_node / 1e9:g} GB/s in and between machines ({chip.source})",
+        f"assumed shares of these: training {use.train:.0%}, log-probs and prefill {use.forward:.0%}, decoding "
+        f"{use.memory:.0%} of the bandwidth and {use.decode:.0%} of the arithmetic, {use.layer_seconds * 1e6:.0f} us a "
+        f"layer and step, network {use.network:.0%}{measured}",
+        *left_out,
+    ]
+
+
+def to_json(job: Job, given: Estimate | None, split: Split | None) -> dict[str, Any]:
+    """All of it."""
+    return {
+        "chip": asdict(job.chip),
+        "round": asdict(job.round),
+        "efficiency": asdict(job.use),
+        "given": None if given is None else _as_json(given),
+        "best": [] if split is None else [_as_json(one) for one in split.best],
+        "why_not": "" if split is None else split.why_not,
+    }
+
+
+def _as_json(one: Estimate) -> Mapping[str, Any]:
+    memory: Sequence[Any] = [
+        {"role": held.role, "bytes": dict(held.parts), "total": held.total, "room": held.room} for held in one.memory
+    ]
+    return {
+        "layout": asdict(one.layout),
+        "seconds": {**one.phases, "step": one.step},
+        "overlapped": one.overlapped,
+        "bottleneck": one.bottleneck,
+        "memory": memory,
+        "sent_bytes": dict(one.bytes),
+        "completions_at_once": one.concurrency,
+        "faults": list(one.faults),
+    }
+
+
+def seconds(value: float) -> str:
+    if value >= 100:
+        return f"{value:,.0f} s"
+    return f"{value:.2g} s" if value < 10 else f"{value:.1f} s"
+
+
+def _size(value: float) -> str:
+    if value >= GIB:
+        return f"{value / GIB:.2f} GiB"
+    return f"{value / _MIB:.1f} MiB" if value >= _MIB else f"{value / 1024:.1f} KiB"

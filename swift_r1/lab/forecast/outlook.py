@@ -1,0 +1,231 @@
+"""What was found about a run, from the completions and the times that its rehearsal wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import Any, Literal
+
+from swift_r1.flags.plan import Plan
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.lab.forecast.statistics import (
+    markers_of,
+    repeated_share,
+    rounds_of_sampling,
+    signal_probability,
+    signal_share,
+    steps_without_signal,
+)
+from swift_r1.rewards.types import RIGHT
+from swift_r1.training.evaluation.statistics import MeanEstimate, mean_estimate, wilson
+
+SIZES = (4, 8, 16)  # of groups, beside the run's own
+Row = Mapping[str, Any]  # of completions.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFigures:
+    """Of one prompt; `low` and `high` are Wilson's 95 % interval of its pass rate."""
+
+    prompt_id: str
+    passed: int
+    completions: int
+    low: float
+    high: float
+    reward: float  # the mean of those that can be used; NaN without one
+    signal: float  # chance that a group of the run's size has a signal
+    truncated: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFigures:
+    """Of one reward function. Shares are of all completions; `differing` is of the prompts."""
+
+    name: str
+    mean: float
+    # the least and the largest value; NaN without one
+    least: float
+    largest: float
+    positive: float  # above 0
+    silent: float  # no opinion
+    invalid: float
+    cause: str  # of the first invalid one
+    differing: float  # completions of one prompt got different values
+
+    @property
+    def constant(self) -> bool:
+        return not self.least < self.largest
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of an optimizer step, by what they go to; its training and what follows from it are None where `fault`
+    says why there is none."""
+
+    seconds: Mapping[str, float]
+    step: float | None
+    hours: float | None  # of the plan, without start, evaluations and checkpoints
+    tokens: float  # generated for a step
+    peak_gib: float | None  # that one rank held
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """All figures of a forecast. Shares are from 0 to 1; an estimate's interval is over prompts."""
+
+    prompts: Sequence[PromptFigures]
+    completions: int  # of each
+    passes: MeanEstimate  # share of completions to which the first reward function gives 1 or more
+    # by the size of a group; None where too few completions were sampled; empty where the run compares whole steps
+    signal: Mapping[int, MeanEstimate | None]
+    own_size: int  # of the run's groups; of its optimizer steps where it compares these
+    own_signal: MeanEstimate  # of those; of the largest groups that could be looked at where they are larger
+    task_signal: MeanEstimate  # the same by the first reward function alone: what is left once the others are learned
+    groups_per_step: float
+    silent_steps: float  # share of optimizer steps in which no group has a signal
+    rewards: Sequence[RewardFigures]  # the first one says what passes
+    truncated: MeanEstimate
+    passes_ended: float | None  # pass rate of completions that ended by themselves
+    markers: Sequence[str]  # that the first prompt asks for
+    unmarked: float  # share of completions that lack one of them
+    passes_marked: float | None
+    repeated: float
+    cost: Cost
+
+    def share_of_prompts(self, passed: Literal["none", "all"]) -> float:
+        """Of which none or all completions pass."""
+        return _mean([float(one.passed == (one.completions if passed == "all" else 0)) for one in self.prompts])
+
+
+def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan) -> Outlook:
+    """From the rows of `completions.jsonl` and the content of `forecast.json`."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
+    first, size, count = f"rewards/{args.reward_funcs[0]}", plan.num_generations, len(groups[0])
+    weighed = args.multi_objective_aggregation == "sum_then_normalize"
+    teaching = [name for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True) if weight]
+    keys = [[_key(row, None if weighed else teaching) for row in group] for group in groups]
+    compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
+    signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
+    own, per_step = signal.get(size) or signal_share(keys, min(size, count)), plan.completions_per_optimizer_step
+    task = signal_share([[row[first] for row in group] for group in groups], min(size, count))
+    assert own is not None and task is not None
+    if not compared:
+        own, task = _of_all(keys, per_step), _of_all([[row[first] for row in group] for group in groups], per_step)
+    per_step_groups = per_step / size if compared else 1.0
+    markers = markers_of(groups[0][0]["prompt"])
+    marked = [all(marker in row["completion"] for marker in markers) for row in rows]
+    ended = [row["finish_reason"] != "length" for row in rows]
+    right = [_passes(row, first) for row in rows]
+    means = [sum(_passes(row, first) for row in group) / count for group in groups]
+    cut = [sum(row["finish_reason"] == "length" for row in group) / count for group in groups]
+    return Outlook(
+        prompts=[
+            _prompt(group, first, own_keys, min(size, count)) for group, own_keys in zip(groups, keys, strict=True)
+        ],
+        completions=count,
+        passes=mean_estimate(means, count),
+        signal=signal,
+        own_size=size if compared else per_step,
+        own_signal=own,
+        task_signal=task,
+        groups_per_step=per_step_groups,
+        silent_steps=steps_without_signal(own.value, per_step_groups),
+        rewards=[_reward(name, groups, found["invalid"].get(name)) for name in args.reward_funcs],
+        truncated=mean_estimate(cut, count),
+        passes_ended=_share(right, ended),
+        markers=markers,
+        unmarked=1 - sum(marked) / len(rows),
+        passes_marked=_share(right, marked),
+        repeated=repeated_share([[row["completion"] for row in group] for group in groups]),
+        cost=_cost(rows, found, args, plan, own.value if compared else 1.0, count),
+    )
+
+
+def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstimate:
+    """Chance of a signal among `size` completions of whatever prompts; without an interval."""
+    everything = [reward for group in groups for reward in group]
+    chance = signal_probability(everything, min(size, len(everything)))
+    return MeanEstimate(chance, math.nan, math.nan, math.nan)
+
+
+def _key(row: Row, names: Sequence[str] | None) -> Hashable:
+    """What must differ within a group for a signal: the reward, or with GDPO any function's; None where unusable."""
+    if names is None or row["reward"] is None:
+        return row["reward"]  # type: ignore[no-any-return]
+    return tuple(row[f"rewards/{name}"] for name in names)
+
+
+def _passes(row: Row, first: str) -> bool:
+    return row[first] is not None and row[first] >= RIGHT
+
+
+def _share(of: Sequence[bool], among: Sequence[bool]) -> float | None:
+    chosen = [one for one, is_chosen in zip(of, among, strict=True) if is_chosen]
+    return sum(chosen) / len(chosen) if chosen else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _prompt(group: Sequence[Row], first: str, keys: Sequence[Hashable], size: int) -> PromptFigures:
+    count, passed = len(group), sum(_passes(row, first) for row in group)
+    return PromptFigures(
+        group[0]["prompt_id"],
+        passed,
+        count,
+        *wilson(passed / count, count),
+        reward=_mean([row["reward"] for row in group if row["reward"] is not None]),
+        signal=signal_probability(keys, size),
+        truncated=_mean([float(row["finish_reason"] == "length") for row in group]),
+        tokens=_mean([row["tokens"] for row in group]),
+    )
+
+
+def _reward(name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] | None) -> RewardFigures:
+    values = [[row[f"rewards/{name}"] for row in group if row[f"rewards/{name}"] is not None] for group in groups]
+    known, count = [value for group in values for value in group], sum(map(len, groups))
+    invalid = bad["count"] if bad else 0
+    return RewardFigures(
+        name,
+        mean=_mean(known),
+        least=min(known, default=math.nan),
+        largest=max(known, default=math.nan),
+        positive=sum(value > 0 for value in known) / count,
+        silent=(count - len(known) - invalid) / count,
+        invalid=invalid / count,
+        cause=bad["cause"] if bad else "",
+        differing=sum(len(set(group)) > 1 for group in values) / len(groups),
+    )
+
+
+def _cost(
+    rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan, signal: float, count: int
+) -> Cost:
+    times = rounds_of_sampling(signal, args.max_resample_times) if args.dynamic_sample else 1.0
+    updates = plan.optimizer_steps_per_round
+    generated = times * plan.completions_per_round / updates  # completions for a step
+    # The first part pays for what an engine does once, where there are others.
+    parts = found["parts"][1:] or found["parts"]
+    seconds = {
+        name: generated * median(part[name] / (part["prompts"] * count) for part in parts)
+        for name in ("generate", "reward")
+    }
+    tokens = generated * _mean([row["tokens"] for row in rows])
+    if found["fault"] is not None:
+        return Cost(seconds, None, None, tokens, None, found["fault"])
+    before, last = seconds["generate"] + seconds["reward"], found["steps"][-1]  # the first step pays for memory
+    seconds["train"] = last["time/train"]
+    for name in ("sync", "sleep", "offload"):  # once a round
+        logged = [one.get(f"time/{name}", 0.0) for one in found["steps"]]
+        if f"time/{name}" in last:
+            seconds[name] = min(filter(None, logged), default=0.0) / updates
+    after = math.fsum(seconds.values()) - before
+    ahead = args.async_generate and args.max_staleness
+    step = max(before, after) if ahead else before + after
+    return Cost(seconds, step, step * plan.total_steps / 3600, tokens, last["memory/peak_gib"], None)

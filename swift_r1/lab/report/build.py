@@ -1,0 +1,216 @@
+"""A report of runs: those that differ by their seed alone are one, with a band; each is set against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from swift_r1.lab.diagnosis.watch import Diagnosis
+from swift_r1.lab.report import completions, evaluations, parts
+from swift_r1.lab.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
+from swift_r1.lab.report.evaluations import Measured, right_shares
+from swift_r1.lab.report.figures import Curve, curves
+from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.query import CompletionQuery
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.metric_log import Series, over_seeds, same_but_seed
+
+_PANELS = {
+    "reward": "Reward",
+    "reward_std": "Standard deviation of the reward",
+    "frac_reward_zero_std": "Share of groups without a signal",
+    "completions/mean_length": "Mean length, in tokens",
+    "completions/clipped_ratio": "Share of completions that were cut off",
+    "entropy": "Entropy",
+    "kl": "KL to the reference policy",
+    "teacher_kl": "KL to the teacher",
+    "clip_ratio/low": "Share of tokens clipped below",
+    "clip_ratio/high": "Share of tokens clipped above",
+    "rollout/logp_diff": "Log-probs: trainer against engine",
+    "grad_norm": "Norm of the gradient",
+    "loss": "Loss",
+    "value_loss": "Loss of the critic",
+    "explained_variance": "Variance that the critic explains",
+    "rollout/staleness/mean": "Staleness, in rounds",
+    "tokens_per_second": "Tokens per second",
+}
+_HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")  # events that are counted
+_POINTS = 300  # of a curve, at most
+_MOST, _LONGEST = 200_000, 1_000  # completions of one evaluation; characters of their texts, of which the ids are read
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run and all that is read of it."""
+
+    folder: RunFolder
+    log: Diagnosis
+    trained: CompletionTable
+    evaluated: CompletionTable
+
+    @property
+    def problems(self) -> list[str]:
+        found = (*self.folder.problems, *self.log.problems, *self.trained.problems, *self.evaluated.problems)
+        return [f"{self.folder.name}: {text}" for text in dict.fromkeys(found)]
+
+
+def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report:
+    """Reads all that the report says, after the sections that come `first`. Raises UsageError without the package
+    duckdb."""
+    with ExitStack() as tables:
+        runs = [_open(folder, tables) for folder in folders]
+        alike: dict[str, list[Opened]] = {}
+        for run in runs:
+            alike.setdefault(same_but_seed(run.folder.args) if run.folder.args else run.folder.name, []).append(run)
+        groups = {_name(group): group for group in alike.values()}
+        sections = {
+            "What was run": _what(groups),
+            "Diagnosis": _diagnoses(runs),
+            "Curves": _figures(_curves(groups)),
+            "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
+            "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
+            "What fails": _figures(
+                [figure for run in runs for figure in completions.over_time(run.folder.name, run.trained)]
+            ),
+            "Best completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=True)),
+            "Worst completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=False)),
+            "Cost": _cost(runs),
+        }
+        problems = [text for run in runs for text in run.problems]
+    title = f"Report: {', '.join(groups)}"
+    own = [Section(name, blocks) for name, blocks in sections.items() if blocks]
+    return Report(title, [*first, *own], problems)
+
+
+def _open(folder: RunFolder, tables: ExitStack) -> Opened:
+    log = Diagnosis(folder.path)
+    log.refresh()
+    trained, evaluated = (
+        tables.enter_context(CompletionTable(folder.path / f"{name}.jsonl"))
+        for name in ("completions", "eval_completions")
+    )
+    trained.refresh()
+    evaluated.refresh()
+    return Opened(folder, log, trained, evaluated)
+
+
+def _name(group: Sequence[Opened]) -> str:
+    first = group[0].folder.name
+    return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
+
+
+def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
+    """A column for each group, and the commands."""
+    columns = []
+    for group in groups.values():
+        own = parts.facts(group[0].folder)
+        if len(group) > 1:
+            own["seeds"] = ", ".join(f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group)
+        own["state"] = ", ".join(_state(run) for run in group)
+        columns.append(own)
+    names = dict.fromkeys(name for own in columns for name in own)
+    table = Table(
+        ["run", *groups], [[name, *(own.get(name, "") for own in columns)] for name in names], len(groups) + 1
+    )
+    found: list[Block] = [table]
+    for run, *_ in groups.values():
+        if command := parts.command(run.folder):
+            found += [Note(f"The command of {run.folder.name}:"), *command]
+    return found
+
+
+def _state(run: Opened) -> str:
+    planned, kinds = run.folder.plan.get("total_steps"), [event.get("kind") for event in run.folder.events]
+    happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
+    state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
+    return f"{state} ({', '.join(happened)})" if happened else state
+
+
+def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
+    """What is wrong with each run, as `swift why` says it."""
+    rows = [
+        [run.folder.name, one.name, f"{one.steps[0]} to {one.steps[1]}", one.evidence, one.advice]
+        for run in runs
+        for one in run.log.findings.values()
+    ]
+    return [Table(["run", "finding", "steps", "evidence", "try"], rows, 5)] if rows else []
+
+
+def _figures(found: Sequence[Figure]) -> list[Block]:
+    return [Figures(found)] if found else []
+
+
+def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
+    rewards = sorted({name for group in groups.values() for run in group for name in run.log.rewards()})
+    panels = {"reward": _PANELS["reward"]} | {f"rewards/{name}/mean": f"Reward: {name}" for name in rewards} | _PANELS
+    found = []
+    for metric, title in panels.items():
+        drawn = [
+            _curve(name if len(groups) > 1 else "", number, [run.log.get(metric) for run in group])
+            for number, (name, group) in enumerate(groups.items())
+        ]
+        if shown := [one for one in drawn if one.steps]:
+            found.append(curves(title, shown))
+    return found
+
+
+def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
+    """The mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are many."""
+    points = over_seeds(seeds)
+    each = -(-len(points) // _POINTS) or 1
+    bins = [points[place : place + each] for place in range(0, len(points), each)]
+    means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in bins]
+    steps, values, low, high = ([row[place] for row in means] for place in range(4))
+    band = len(seeds) > 1
+    return Curve(name, number, steps, values, low if band else None, high if band else None)
+
+
+def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
+    """Of each benchmark; a run alone has its intervals, several seeds a band from the lowest to the highest."""
+    found = []
+    for benchmark in sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()}):
+        drawn = []
+        for number, (name, group) in enumerate(groups.items()):
+            curve = _curve(name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group])
+            if len(group) == 1 and benchmark in group[0].log.benchmarks():
+                points = group[0].log.evaluations(benchmark, "accuracy")
+                low, high = ([getattr(one, end) for one in points] for end in ("low", "high"))
+                if None not in low + high:
+                    curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
+            drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
+        intervals = all(len(group) == 1 for group in groups.values())
+        if shown := [one for one in drawn if one.steps]:
+            found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
+    return found
+
+
+def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], list[str]]:
+    found = []
+    for number, group in enumerate(groups.values()):
+        for run in group:
+            known = {name: run.log.evaluations(name, "accuracy") for name in run.log.benchmarks()}
+            steps = sorted({one.step for own in known.values() for one in own})
+            ends = [
+                right_shares(run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST), list(known))
+                for step in steps[:1] + steps[-1:]
+            ]
+            first, last = ends or ({}, {})
+            found.append(Measured(run.folder.name, number, known, first, last))
+    return found, list(groups)
+
+
+def _of_each(groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]) -> list[Block]:
+    """Of the first run of each group, under its name where there are several."""
+    found: list[Block] = []
+    for group in groups.values():
+        own = blocks(group[0])
+        found += [Note(f"Of {group[0].folder.name}:"), *own] if own and len(groups) > 1 else own
+    return found
+
+
+def _cost(runs: Sequence[Opened]) -> list[Block]:
+    found = {run.folder.name: parts.cost(run.folder, run.log) for run in runs}
+    head = list(dict.fromkeys(name for own in found.values() for name in own))
+    rows = [[name, *(own.get(one, "") for one in head)] for name, own in found.items() if own]
+    return [Table(["run", *head], rows)] if rows else []

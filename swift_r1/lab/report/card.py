@@ -1,0 +1,53 @@
+"""README.md of a checkpoint: a model card made of the parts of a report (`swift report`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from swift_r1.data.hubs import is_hub_id
+from swift_r1.data.sources import parse_dataset
+from swift_r1.errors import UsageError
+from swift_r1.lab.report import parts
+from swift_r1.lab.report.blocks import Block, Section, Table
+from swift_r1.lab.report.markdown import plain, section
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.metric_log import MetricLog
+
+
+def model_card(run_dir: Path, step: int) -> str:
+    """The card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Raises ValueError where args.json or
+    logging.jsonl is damaged, LookupError where it lacks something."""
+    run, log = RunFolder(run_dir, run_dir.name), MetricLog(run_dir)
+    log.refresh()
+    args, training, evaluated = run.args, parts.training_table(log, step), parts.evaluation_table(log, step)
+    if problems := [*run.problems, *log.problems]:
+        raise ValueError("; ".join(problems))
+    facts = parts.facts(run) | {"steps": str(step)} | parts.cost(run, log)
+    sections: dict[str, list[Block]] = {
+        "What was run": [Table(["", ""], list(facts.items()), texts=2), *parts.command(run)],
+        "Training": [training] if training.rows else [],
+        "Evaluation": [evaluated] if evaluated.rows else [],
+    }
+    title = f"# {plain(Path(args['model']).name)}, {args['rlhf_type'].upper()}\n\nTrained with swift-r1."
+    shown = [section(Section(name, blocks)) for name, blocks in sections.items() if blocks]
+    return "\n\n".join([f"---\n{_header(args)}\n---", title, *shown]) + "\n"
+
+
+def _header(args: Mapping[str, Any]) -> str:
+    from huggingface_hub import ModelCardData
+
+    names = []
+    for value in args["dataset"]:
+        with suppress(UsageError):  # the path of a file that was there when the run began
+            names.append(parse_dataset(value).name)
+    return ModelCardData(
+        base_model=args["model"] if is_hub_id(args["model"]) and not os.path.exists(args["model"]) else None,
+        datasets=[name for name in names if is_hub_id(name) and not os.path.exists(name)] or None,
+        library_name="transformers" if args["train_type"] == "full" else "peft",
+        pipeline_tag="text-generation",
+        tags=["swift-r1", args["rlhf_type"], "reinforcement-learning"],
+    ).to_yaml()

@@ -1,0 +1,114 @@
+"""What completions show: why they fail, how the same prompts were answered over time, the best and the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
+from swift_r1.lab.report.figures import Curve, shares
+from swift_r1.lab.report.parts import spread
+from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.failures import FAILURES
+from swift_r1.lab.runs.query import CompletionQuery
+
+_POINTS = 60  # of a figure, at most
+_PROMPTS, _VERSIONS = 4, 4  # of those that are shown over time
+_SHOWN = 3  # best ones, and worst ones
+_LAST = 0.2  # of the steps: from there the best and the worst are
+_LOOKED_AT = 500  # completions, to find some of different prompts
+
+
+def over_time(name: str, completions: CompletionTable) -> list[Figure]:
+    """Classes of failure, and of groups, over the steps of the run `name`."""
+    kinds = {"right": "all right", "mixed": "mixed", "wrong": "all wrong"}
+    return [
+        *_shares(f"Completions of {name}", completions.failure_classes(), {kind: kind for kind in FAILURES}),
+        *_shares(f"Groups of {name}", completions.group_shares(), kinds),
+    ]
+
+
+def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
+    """Of the numbers that `rows` have of each kind; neighbours together, so that at most `_POINTS` are left."""
+    each = -(-len(rows) // _POINTS) or 1
+    parts = [rows[place : place + each] for place in range(0, len(rows), each)]
+    sums = {kind: [float(sum(row[kind] for row in part)) for part in parts] for kind in labels}
+    steps, totals = [part[0]["step"] for part in parts], [sum(own) for own in zip(*sums.values(), strict=True)]
+    drawn = [
+        Curve(labels[kind], number, steps, [value / total for value, total in zip(own, totals, strict=True)])
+        for number, (kind, own) in enumerate(sums.items())
+        if any(own)
+    ]
+    return [shares(title, drawn)] if drawn else []
+
+
+def extremes(completions: CompletionTable, best: bool) -> list[Block]:
+    """The completions of the run's end with the highest reward, or the lowest if that is another; of equal ones those
+    that are most unlike their group. One of a prompt."""
+    steps = completions.steps()
+    last = (steps[int(len(steps) * (1 - _LAST))], steps[-1]) if steps else (0, 0)
+    ends = [
+        completions.page(CompletionQuery(last, order_by="reward", descending=end), limit=1) for end in (best, not best)
+    ]
+    top, other = (rows[0].get("reward") if rows else None for rows in ends)
+    if top is None or (top == other and not best):
+        return []
+    query = CompletionQuery(last, where=(("reward", "=", top),), order_by="advantage", descending=best)
+    found: dict[str, Block] = {}
+    for row in completions.page(query, limit=_LOOKED_AT):
+        found.setdefault(str(row.get("prompt_id")), _alone(row))
+    return list(found.values())[:_SHOWN]
+
+
+def _alone(row: Mapping[str, Any]) -> Passages:
+    said = [f"{name} {_number(row[name])}" for name in ("reward", "advantage") if row.get(name) is not None]
+    title = ", ".join([f"{row.get('prompt_id', 'prompt')} at step {row['step']}", *said])
+    names = [name for name in row if name.startswith("rewards/")]
+    rewards = [f"{name.removeprefix('rewards/')} {_number(row[name])}" for name in names]
+    more = ", ".join([*rewards, str(row.get("finish_reason", ""))]).rstrip(", ")
+    return Passages(title, [Passage(more, spoken(row))], prompt=str(row.get("prompt", "")))
+
+
+def same_prompts(evaluated: CompletionTable) -> list[Block]:
+    """The first completions of the first held-out prompts at some evaluations, the first and the last among them. These
+    prompts are those of `--probe_prompts`."""
+    steps = evaluated.steps()
+    first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT) if steps else []
+    found: list[Block] = []
+    for prompt_id in list(dict.fromkeys(row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str)))[
+        :_PROMPTS
+    ]:
+        rows = [
+            row
+            for step in spread(steps, _VERSIONS)
+            for row in evaluated.page(CompletionQuery((step, step), prompt_id=prompt_id), limit=1)
+        ]
+        passages = [Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", spoken(row)) for row in rows]
+        if rows:
+            found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
+    return found
+
+
+def spoken(row: Mapping[str, Any]) -> str:
+    """What followed the prompt: the completion, or of several turns a line for each message from the model's first one
+    on, with the tools that it calls."""
+    messages = row.get("messages")
+    messages = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
+    if len(messages) - first < 2:
+        return str(row.get("completion", ""))
+    return "\n".join(f"[{one['role']}] {' '.join(_said(one))}" for one in messages[first:] if one.get("role"))
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
+    if message.get("content"):
+        yield str(message["content"])
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            yield f"{function.get('name')}({function.get('arguments')})"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else "none"

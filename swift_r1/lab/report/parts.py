@@ -1,0 +1,127 @@
+"""What a report and a model card say of one run: what was run, what it learned, what it cost; as far as its files say.
+
+A model card is written while the run goes on: `until` leaves out what was logged after that step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from swift_r1.lab.report.blocks import Code, Table
+from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.metric_log import MetricLog, Series
+
+_FACTS = {
+    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
+    "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
+}
+_CURVES = {"reward": ".3f", "completions/mean_length": ".0f", "kl": ".4f", "entropy": ".3f"}
+_POINTS = 12  # of the table of curves, at most
+_PHASES = ("generate", "reward", "teacher", "train", "sync")
+
+
+def facts(run: RunFolder) -> dict[str, str]:
+    """What was run, by name, without what args.json lacks."""
+    args, found = run.args, {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
+    for name, form in _FACTS.items():
+        try:
+            found[name] = form.format_map(args)
+        except (KeyError, ValueError, TypeError):
+            continue  # a run of another version
+    rewards, weights = _texts(args.get("reward_funcs")), _texts(args.get("reward_weights"))
+    weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
+    more = {
+        "environment": " ".join(_texts(args.get("env")) + ([json.dumps(own)] if (own := args.get("env_args")) else [])),
+        "agent": None if args.get("env") else args.get("agent") or args.get("agent_command"),
+        "data": ", ".join(_texts(args.get("dataset"))),
+        "rewards": ", ".join(weighted or rewards),
+        "hardware": _hardware(run),
+        "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items() if number),
+    }
+    return {name.replace("_", " "): str(text) for name, text in (found | more).items() if text}
+
+
+def _texts(value: Any) -> list[str]:
+    """The items of a list, as whatever version or accident has left it."""
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
+
+
+def command(run: RunFolder) -> list[Code]:
+    """The exact command, a line per flag; nothing where it is not known."""
+    words = [shlex.quote(word) for word in run.command]
+    text = "".join(f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in words).strip()
+    return [Code(text)] if text else []
+
+
+def _hardware(run: RunFolder) -> str:
+    machine, size = run.hardware, run.plan.get("world_size")
+    gpus = _texts(machine.get("gpus"))
+    processes = f"{size} process{'' if size == 1 else 'es'}" if size else ""
+    kinds = [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
+    cpu = f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB" if machine else ""
+    return ", ".join(filter(None, (processes, *kinds, cpu)))
+
+
+def training_table(log: MetricLog, until: float = math.inf) -> Table:
+    """Some steps of a run, the first and the last among them."""
+    shown = {name: form for name, form in _CURVES.items() if any(map(math.isfinite, log.get(name).values))}
+    steps = [step for step in log.get("reward").steps if step <= until]
+    return _table({name: (log.get(name), form) for name, form in shown.items()}, spread(steps, _POINTS))
+
+
+def spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, evenly, the first and the last among them."""
+    places = {round(number * (len(steps) - 1) / (most - 1)) for number in range(most)} if steps else set()
+    return [steps[place] for place in sorted(places)]
+
+
+def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
+    """The accuracy on each benchmark at each evaluation."""
+    found = {name: log.get(f"eval/{name}/accuracy") for name in sorted(log.benchmarks())}
+    steps = sorted({step for series in found.values() for step in series.steps if step <= until})
+    return _table({name: (series, ".3f") for name, series in found.items()}, steps)
+
+
+def _table(columns: dict[str, tuple[Series, str]], steps: Sequence[int]) -> Table:
+    shown = set(steps)
+    values = [
+        ({step: value for step, value in zip(one.steps, one.values, strict=True) if step in shown}, form)
+        for one, form in columns.values()
+    ]
+    rows = [[str(step), *(_number(own.get(step), form) for own, form in values)] for step in steps]
+    return Table(["step", *columns], rows, texts=0)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:{form}}"
+
+
+def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
+    """Hours of the run and of its processors, and how the time of its steps was spent.
+
+    The hours are those of its processes, from events.jsonl: what was lost by a kill is in them. A run of an older
+    version has those of summary.json, or, before its end, of the steps that were logged.
+    """
+    timeline = Timeline(run.path, "rank-0")  # what others did is not needed, and long
+    timeline.refresh()
+    steps, whole = max(log.get("time/step").steps, default=0), timeline.alive_s or run.summary.get("seconds")
+    spent = {name: max(log.hours(name).values, default=0.0) for name in ("step", *_PHASES)}
+    hours = whole / 3600 if isinstance(whole, int | float) else spent["step"]
+    if not hours:
+        return {}
+    machine, processes = run.hardware, run.plan.get("world_size", 1)
+    units, count = ("GPU", processes) if machine.get("gpus") else ("core", machine.get("cores"))
+    found = {"hours": f"{hours:.2f}" + ("" if whole else " (of the logged steps alone)")}
+    if isinstance(count, int):
+        alone = run.args.get("use_vllm") and run.args.get("vllm_mode", "server") == "server"
+        found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if alone else "")
+    if spent["step"]:
+        parts = [f"{name} {100 * spent[name] / spent['step']:.0f} %" for name in _PHASES if spent[name]]
+        found["time of a step"] = f"{3600 * spent['step'] / steps:.1f} s" + (f": {', '.join(parts)}" if parts else "")
+    return found

@@ -1,0 +1,267 @@
+"""The completions of a run, or of its evaluations, as a table that can be asked while the file grows."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.lab.runs.failures import FAILURES, RIGHT, has_answer
+from swift_r1.lab.runs.query import (
+    CORRECT,
+    FAILURE,
+    JUDGED_TOO,
+    LENGTH,
+    CompletionQuery,
+    Sql,
+    all_of,
+    as_number,
+    clean,
+    index_condition,
+    is_indexed,
+    line_condition,
+    order,
+    order_keys,
+    pointer,
+    tables_of,
+)
+from swift_r1.lab.runs.stored import StoredLines
+from swift_r1.record.lines import json_rows
+
+if TYPE_CHECKING:
+    import numpy
+
+_REMEMBERED = 8  # queries whose matches are kept
+_MOST_STEPS = 200  # of a heat map, bins
+_LARGEST = 1e300  # of its values
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """How many completions have a value: `counts[i][j]` from step `steps[i]` (up to the next) and from `edges[j]` to
+    `edges[j + 1]`."""
+
+    steps: list[int]
+    edges: list[float]
+    counts: list[list[int]]
+
+
+class CompletionTable(StoredLines):
+    """Of a `completions.jsonl` or `eval_completions.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._db.create_function("has_answer", has_answer, ["VARCHAR"] * 3, "BOOLEAN")
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._rows(f'CREATE OR REPLACE TABLE judged (id BIGINT, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)')
+        self._matches: OrderedDict[CompletionQuery, numpy.ndarray] = OrderedDict()
+
+    def _grown(self) -> None:
+        self._matches.clear()
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the file, in the order in which they first came; then those that are made here (`lab/runs/query.py`)."""
+        return [*self._columns, LENGTH, FAILURE]
+
+    def _judge(self) -> None:
+        """Classes the completions that have come since the last time (`lab/runs/failures.py`)."""
+        with self._lock:
+            [(last,)] = self._rows("SELECT coalesce(max(id), 0) FROM judged")
+            judged, values = self._judgement()
+            statement = f'INSERT INTO judged SELECT id, "{CORRECT}", "{FAILURE}" FROM ({judged})'
+            for _ in self._over_lines(Sql("id > ?", [last]), statement, values):
+                pass
+
+    def _judgement(self) -> Sql:
+        """A statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line twice:
+        more often would take too much memory where lines are long."""
+        rewards = [name for name in self._columns if name.startswith("rewards/")]
+        fields = [*rewards, "reward", "finish_reason", "completion", "prompt"]
+        place = {name: f"d[{number}]" for number, name in enumerate(fields, 1)}
+        bad = [f"TRY_CAST({place[name]} AS DOUBLE) <= 0" for name in rewards if "format" in name.lower()]
+        statement = f"""
+            SELECT id, line, length({place["completion"]}) AS "{LENGTH}", correct AS "{CORRECT}", CASE
+                WHEN TRY_CAST({place["reward"]} AS DOUBLE) IS NULL THEN 'invalid reward'
+                WHEN correct >= {RIGHT} THEN 'right'
+                WHEN {place["finish_reason"]} = 'length' THEN 'truncated'
+                WHEN NOT has_answer(
+                    coalesce(substr(first, {len("rewards/") + 1}), ''), coalesce({place["completion"]}, ''),
+                    coalesce({place["prompt"]}, '')
+                ) THEN 'no answer'
+                WHEN {" OR ".join(bad) or "FALSE"} THEN 'wrong format'
+                ELSE 'wrong value' END AS "{FAILURE}"
+            FROM (SELECT *, TRY_CAST(d[list_position(?, first)] AS DOUBLE) AS correct FROM (
+                SELECT *, json_extract_string(line, ?) AS d,
+                    list_filter(json_keys(line), lambda key: starts_with(key, 'rewards/'))[1] AS first
+                FROM lines
+            ))
+        """
+        return Sql(statement, [rewards, [pointer(name) for name in fields]])
+
+    def _ids(self, query: CompletionQuery) -> numpy.ndarray:
+        """The matching rows in their order, int64 `[matches]`."""
+        query = replace(query, where=tuple(map(tuple, query.where)))
+        with self._lock:
+            if query not in self._matches:
+                self._matches[query] = self._found(query)
+                if len(self._matches) > _REMEMBERED:
+                    self._matches.popitem(last=False)
+            self._matches.move_to_end(query)
+            return self._matches[query]
+
+    def _found(self, query: CompletionQuery) -> numpy.ndarray:
+        where, in_lines = index_condition(query), line_condition(query)
+        keys, tables = order_keys(query), tables_of(query)
+        if tables == JUDGED_TOO:
+            self._judge()
+        by_lines = query.order_by is not None and not is_indexed(query.order_by)
+        by = order(query, ["as_number", "as_text"] if by_lines else [key.text for key in keys])
+        if in_lines is None and not by_lines:
+            return self._arrays(f"SELECT id FROM {tables} WHERE {where.text} ORDER BY {by}", where.values)["id"]
+        if not by_lines:
+            keys = [Sql("NULL", []), Sql("NULL", [])]
+        number, text, condition = *keys, in_lines or all_of([])
+        taken = f"SELECT id, {number.text}, {text.text} FROM lines WHERE {condition.text}"
+        values = [*number.values, *text.values, *condition.values]
+        with self._db.cursor() as cursor:
+            cursor.execute("CREATE TEMP TABLE found (id BIGINT, as_number DOUBLE, as_text VARCHAR)")
+            for _ in self._over_lines(where, f"INSERT INTO found {taken}", values, tables, cursor):
+                pass
+            return cursor.execute(f"SELECT id FROM found JOIN {tables} USING (id) ORDER BY {by}").fetchnumpy()["id"]
+
+    def count(self, query: CompletionQuery) -> int:
+        return len(self._ids(query))
+
+    def page(
+        self, query: CompletionQuery, offset: int = 0, limit: int = 50, longest: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows as the file has them, and the columns that are made here. Texts of more than `longest` characters are
+        cut, and end in an ellipsis. Raises ValueError as `lab/runs/query.py`."""
+        with self._lock:
+            return self._rows_of(self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest)
+
+    def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
+        """In this order. Left out are lines that are no longer there, and those that are JSON for DuckDB alone, such as
+        one with a comma before its end."""
+        found: dict[int, dict[str, Any]] = {}
+        judged, values = self._judgement()
+        statement = f'SELECT id, line, "{LENGTH}", "{FAILURE}" FROM ({judged})'
+        for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
+            for place, line, length, failure in cursor.fetchall():
+                for row in json_rows(line.encode())[0]:
+                    found[place] = (row if longest is None else cut(row, longest)) | {LENGTH: length, FAILURE: failure}
+        return [found[place] for place in ids if place in found]
+
+    def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
+        """Step and number of each group with matching completions, for a query of steps, prompt or group alone."""
+        where = index_condition(query)
+        statement = 'SELECT DISTINCT step, "group" FROM completions WHERE "group" IS NOT NULL AND'
+        return [(step, group) for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)]
+
+    def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
+        """A group's completions in their order; where the file lacks `number` they are numbered."""
+        query = CompletionQuery(steps=(step, step), group=group, order_by="number")
+        return [{"number": place} | row for place, row in enumerate(self.page(query, 0, 10_000, longest))]
+
+    def of_prompt(self, prompt_id: str, limit: int = 1_000, longest: int | None = None) -> list[dict[str, Any]]:
+        """The completions of a prompt, the first step first."""
+        return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
+
+    def prompts(self, search: str = "", limit: int = 100) -> list[dict[str, Any]]:
+        """Prompts whose id or text has `search`, those seen at most steps first: `prompt_id`, `prompt`, `completions`,
+        `steps` (how many), `first`, `last` (steps), `reward` (the mean)."""
+        names = ("id", "prompt_id", "completions", "steps", "first", "last", "reward")
+        with self._lock:
+            found = {
+                row[0]: dict(zip(names, row, strict=True))
+                for row in self._rows(
+                    """
+                    SELECT min(id) AS id, prompt_id, count(*), count(DISTINCT step) AS steps, min(step), max(step),
+                        avg(reward)
+                    FROM completions WHERE prompt_id IS NOT NULL GROUP BY prompt_id ORDER BY steps DESC, id
+                    """
+                )
+            }
+            if search:
+                has = "contains(lower(json_extract_string(line, ?)), lower(?))"
+                values = ["/prompt", clean(search), "/prompt_id", clean(search)]
+                which = Sql("id IN (SELECT unnest(?))", [list(found)])
+                matches = self._over_lines(which, f"SELECT id FROM lines WHERE {has} OR {has}", values)
+                kept = {place for cursor in matches for (place,) in cursor.fetchall()}
+                found = {place: prompt for place, prompt in found.items() if place in kept}
+            best = list(found)[: max(0, limit)]
+            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
+            return [found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best]
+
+    def steps(self) -> list[int]:
+        return [step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")]
+
+    def heatmap(self, column: str, bins: int = 30) -> Heatmap:
+        """Of a column of numbers over the steps; several steps share a bin where there are very many."""
+        import numpy
+
+        value = as_number(column)
+        with self._lock:
+            if is_indexed(column):
+                tables = tables_of(CompletionQuery(order_by=column))
+                if tables == JUDGED_TOO:
+                    self._judge()
+                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {tables}")]
+            else:
+                statement = f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
+                parts = [one.fetchnumpy() for one in self._over_lines(all_of([]), statement, value.values)]
+        if not parts:
+            return Heatmap([], [], [])
+        of_rows = numpy.concatenate([part["step"] for part in parts])
+        values = numpy.concatenate([numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts])
+        known = numpy.abs(values) < _LARGEST
+        if not known.any():
+            return Heatmap([], [], [])
+        steps, row = numpy.unique(of_rows, return_inverse=True)
+        each = math.ceil(len(steps) / _MOST_STEPS)
+        low, high = values[known].min(), values[known].max()
+        edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
+        size = (math.ceil(len(steps) / each), bins)
+        place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
+        counts = numpy.bincount((row[known] // each) * bins + place, minlength=math.prod(size)).reshape(size)
+        return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
+
+    def group_shares(self) -> list[dict[str, Any]]:
+        """By `step`: `groups`, and the shares of them that are all `right`, all `wrong` and `mixed`. Right is where the
+        first reward is at least 1."""
+        self._judge()
+        found = self._rows(
+            f"""
+            SELECT step, count(*), avg(CAST(every AS DOUBLE)), avg(CAST(NOT any_ AS DOUBLE)) FROM (
+                SELECT step, bool_and("{FAILURE}" = 'right') AS every, bool_or("{FAILURE}" = 'right') AS any_
+                FROM {JUDGED_TOO} GROUP BY step, "group", request_id
+            ) GROUP BY step ORDER BY step
+            """
+        )
+        return [
+            {"step": step, "groups": groups, "right": right, "wrong": wrong, "mixed": max(0.0, 1 - right - wrong)}
+            for step, groups, right, wrong in found
+        ]
+
+    def failure_classes(self) -> list[dict[str, Any]]:
+        """By `step`: how many completions are of each class of `FAILURES`."""
+        self._judge()
+        found = self._rows(f'SELECT step, "{FAILURE}", count(*) FROM {JUDGED_TOO} GROUP BY ALL ORDER BY step')
+        by_step: dict[int, dict[str, Any]] = {}
+        for step, failure, count in found:
+            by_step.setdefault(step, {"step": step} | dict.fromkeys(FAILURES, 0))[failure] = count
+        return list(by_step.values())
+
+
+def cut(value: Any, longest: int) -> Any:
+    """A JSON value with its texts cut to so many characters."""
+    if isinstance(value, str):
+        return value if len(value) <= longest else value[:longest] + "…"
+    if isinstance(value, list):
+        return [cut(item, longest) for item in value]
+    return {key: cut(item, longest) for key, item in value.items()} if isinstance(value, dict) else value

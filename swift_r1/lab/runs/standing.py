@@ -1,0 +1,50 @@
+"""Where a run stands, in words: how far it is, how long the rest takes, what it has reached."""
+
+from __future__ import annotations
+
+import math
+
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.metric_log import MetricLog
+
+_LAST_LINES = 20  # whose seconds a step say how long the rest takes
+
+
+def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
+    """By name: `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each benchmark."""
+    total, done = run.plan.get("total_steps"), log.last_step
+    found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
+    if isinstance(total, int) and total > 0:
+        found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
+        if run.status == "running" and (left := seconds_left(run, log)) is not None:
+            found["time"] = f"about {duration(left)} left"
+    if isinstance(took := run.summary.get("seconds"), int | float) and math.isfinite(took):
+        found["time"] = f"took {duration(took)}"
+    if values := log.get("reward").values:
+        found["reward"] = f"{values[-1]:.4g}"
+    for benchmark, names in log.benchmarks().items():
+        name = "accuracy" if "accuracy" in names else names[0]
+        for last in log.evaluations(benchmark, name)[-1:]:
+            interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
+            found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
+    return found
+
+
+def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
+    """Of training, at the pace of the last steps; None before there is one, or where the number of steps is not
+    known."""
+    total = run.plan.get("total_steps")
+    seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
+    if not isinstance(total, int) or not seconds:
+        return None
+    return max(0, total - log.last_step) * sum(seconds) / len(seconds)
+
+
+def duration(seconds: float) -> str:
+    """Two units of it: 2 h 5 min."""
+    whole = round(seconds)
+    for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size} {name}" + (f" {rest} {less}" if rest else "")
+    return f"{whole} s"

@@ -1,0 +1,176 @@
+"""Who did what when: the spans of a run by lane (a process, a server, a pool of workers), and what happened to it."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from swift_r1.lab.runs.lanes import Block, Lane, Span, is_step, is_time
+from swift_r1.record.events import EVENTS
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.lines import JsonRows
+from swift_r1.record.metric_log import MetricLog
+from swift_r1.record.spans import SPANS
+from swift_r1.runtime.processes import run_folder_is_held
+
+_BEGIN, _END = ("started", "resumed"), ("failed", "ended")
+_ORDER = ("rank", "rollout-ahead", "rewards", "server")
+_LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
+_OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event. `kind` is one of `tracking.events.Kind`, or `killed`, which no process writes down: it is found from
+    what is missing, and its time is that of the last sign of life."""
+
+    time: float
+    step: int
+    kind: str
+    text: str
+
+
+class Timeline:
+    """The spans of a run folder, or of those `lanes` of it that match, and its events. Reads them on `refresh`, each
+    line once; nothing before."""
+
+    def __init__(self, run: Path, lanes: str = "*") -> None:
+        self.run, self._files = run, f"{lanes}.jsonl"
+        self._lanes: dict[str, Lane] = {}
+        self._happened: list[Mark] = []
+        self._events = JsonRows(run / EVENTS)
+        self._old = False
+
+    def refresh(self) -> bool:
+        """Reads what has been written since; whether there was anything."""
+        for path in (self.run / SPANS).glob(self._files):
+            if self._old:
+                self._lanes, self._old = {}, False
+            self._lanes.setdefault(path.stem, Lane(path.stem, path))
+        if not self._lanes:
+            self._lay_out_logged()
+        changed = [lane.refresh() for lane in self._lanes.values() if lane.rows is not None]
+        return self._events.refresh(self._add_event, self._happened.clear) or any(changed)
+
+    def _add_event(self, row: Mapping[str, Any]) -> bool:
+        time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
+        if is_time(time) and is_step(step) and isinstance(kind, str) and isinstance(text, str):
+            self._happened.append(Mark(time, step, kind, text))
+            return True
+        return False
+
+    def _lay_out_logged(self) -> None:
+        """Of a run without spans: the times of its log, end to end from its start."""
+        log, lane = MetricLog(self.run), Lane("rank-0")
+        log.refresh()
+        now, before = RunFolder(self.run, self.run.name).started or 0.0, 0
+        logged = {
+            name: dict(zip(one.steps, one.values, strict=True)) for name in _LOGGED if (one := log.get(f"time/{name}"))
+        }
+        for step in log.get("time/step").steps:
+            for name, seconds in logged.items():
+                taken = seconds.get(step, 0.0) * (step - before)
+                if taken > 0:
+                    lane.add(now, now + taken, name, step)
+                    now += taken
+            before = step
+        self._old = len(lane) > 0
+        self._lanes = {lane.name: lane} if self._old else {}
+
+    @property
+    def lanes(self) -> list[str]:
+        """The trainer's ranks, rounds that are sampled ahead, rewards, servers; then others."""
+        return sorted(self._lanes, key=_place)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all spans."""
+        return sorted({name for lane in self._lanes.values() for name in lane.names})
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, a line each."""
+        found = [_OLD] if self._old else []
+        for lane in self._lanes.values():
+            if lane.rows is not None:
+                found += lane.rows.problems
+        return found + self._events.problems
+
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """From the first sign of the run to its last; None without one."""
+        times = [time for lane in self._lanes.values() if len(lane) for time in (lane.starts[0], lane.ends[-1])]
+        times += [mark.time for mark in self._happened]
+        return (min(times), max(times)) if times else None
+
+    def spans(self, lane: str, start: float = -math.inf, end: float = math.inf) -> Iterator[Span]:
+        """Those of a lane that are in a window, at least in part, in their order."""
+        found = self._lanes[lane]
+        return (found[index] for index in found.between(start, end))
+
+    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[Block]:
+        """All lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a pixel is
+        drawn with its neighbours, and where there are still too many, what is shorter than 2, 4, ... pixels."""
+        cell = max((end - start) / pixels, 1e-6)
+        while True:
+            lanes = (self._lanes[name].blocks(start, end, cell) for name in self.lanes)
+            found = list(islice(chain.from_iterable(lanes), most + 1))
+            if len(found) <= most or cell > end - start:
+                return found
+            cell *= 2
+
+    def seconds(self, lane: str, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
+        """What a lane spent in a window, by step and name, for the last `steps` steps of it."""
+        return self._lanes[lane].seconds(start, end, steps)
+
+    def totals(self, lane: str, start: float, end: float) -> dict[str, float]:
+        """What a lane spent in a window, by name."""
+        return self._lanes[lane].totals(start, end)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened, kills among it, in the order of time."""
+        found: list[Mark] = []
+        alive = False  # whether a process has begun that has not said how it ended
+        for mark in self._happened:
+            if mark.kind in _BEGIN and alive:
+                found.append(self._killed(mark.time, found[-1]))
+            alive = mark.kind in _BEGIN or (alive and mark.kind not in _END)
+            found.append(mark)
+        if alive and not run_folder_is_held(self.run):
+            found.append(self._killed(math.inf, found[-1]))
+        return found
+
+    @property
+    def alive_s(self) -> float | None:
+        """Seconds in which processes worked on the run: from each start to its end, or to its last sign of life. None
+        without events."""
+        total, began = 0.0, None
+        for mark in self.marks:
+            if mark.kind in _BEGIN:
+                began = mark.time
+            elif began is not None and mark.kind in (*_END, "killed"):
+                total, began = total + max(0.0, mark.time - began), None
+        if began is not None and self.extent is not None:
+            total += max(0.0, self.extent[1] - began)
+        return total or None
+
+    def _killed(self, before: float, last: Mark) -> Mark:
+        """The last sign of life before a time, of which `last` is the last event."""
+        time, step = last.time, last.step
+        for lane in self._lanes.values():
+            number = bisect_right(lane.ends, before) - 1
+            if number >= 0 and lane.ends[number] > time:
+                time, step = lane.ends[number], lane.steps[number]
+        return Mark(time, step, "killed", "the process ended without a word (killed, or the machine went down)")
+
+
+def _place(lane: str) -> tuple[int, list[int | str]]:
+    kind = next((number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER))
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", lane)]

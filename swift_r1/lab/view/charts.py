@@ -1,0 +1,236 @@
+"""Charts: ECharts options whose colours are the page's CSS variables, so that a theme changes them without a message;
+zoom that all charts of a page share, that the address holds, and that new points leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nicegui import ui
+
+from swift_r1.lab.report.colours import SERIES_LIGHT
+from swift_r1.lab.view.shell import Page
+
+Point = tuple[float, float | None]
+_TEXT = {"color": "var(--muted)", "fontSize": 11, "textBorderWidth": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A series of a line chart.
+
+    Attributes:
+        points: x and y; None leaves a gap.
+        colour: number of its colour in the palette.
+        band: x, low and high of what is drawn around it.
+        faint: drawn thin and pale, as the values under a smoothed line.
+    """
+
+    name: str
+    points: Sequence[Point]
+    colour: int = 0
+    band: Sequence[tuple[float, float, float]] = ()
+    dashed: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """An event on the x axis: drawn as a thin line with a letter; `text` is said when it is pointed at."""
+
+    x: float
+    letter: str
+    text: str
+    colour: str = "var(--muted)"
+
+
+def series_colour(number: int) -> str:
+    """As CSS: the palette's colour of a series, for the theme that is on."""
+    return f"var(--series-{number % len(SERIES_LIGHT)})"
+
+
+def line_options(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    about: str = "",
+    x_name: str = "step",
+    log: bool = False,
+    ticks: Sequence[Tick] = (),
+    extent: tuple[float, float] | None = None,
+    zoom: tuple[float, float] | None = None,
+    area: bool = False,
+) -> dict[str, Any]:
+    """The options of a line chart. `area` stacks the lines as areas; `extent` is the x axis (by
+    default from the first point to the last), `zoom` the part of it in view."""
+    series: list[dict[str, Any]] = []
+    for line in lines:
+        series.append(_curve(line, log, area))
+        if line.band:
+            series.append(_band(line))
+    if series:
+        series[0]["markLine"] = mark_lines(ticks)
+    shown = [line.name for line in lines if not line.faint]
+    return {
+        "animation": False,
+        "title": {
+            "text": title,
+            "subtext": about,
+            "left": 0,
+            "top": 0,
+            "itemGap": 3,
+            "textStyle": {"color": "var(--ink)", "fontSize": 13, "lineHeight": 16},
+            "subtextStyle": {"color": "var(--muted)", "fontSize": 11, "lineHeight": 13},
+        },
+        "legend": {
+            "show": len(set(shown)) > 1,
+            "data": list(dict.fromkeys(shown)),
+            "type": "scroll",
+            "top": 36 if about else 22,
+            "left": 0,
+            "textStyle": _TEXT,
+            "icon": "roundRect",
+            "itemWidth": 12,
+            "itemHeight": 4,
+        },
+        "grid": {"left": 52, "right": 12, "top": 64 if about else 50, "bottom": 30},
+        "tooltip": {**TOOLTIP, "trigger": "axis", ":valueFormatter": "view.number"},
+        "xAxis": {
+            **axis(),
+            "type": "value",
+            "min": "dataMin" if extent is None else extent[0],
+            "max": "dataMax" if extent is None else extent[1],
+            "name": x_name,
+            "nameLocation": "middle",
+            "nameGap": 16,
+            "splitLine": {"show": False},
+        },
+        "yAxis": {**axis(), "type": "log" if log else "value", "scale": True},
+        **zooming(zoom),
+        "series": series,
+    }
+
+
+def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
+    colour = series_colour(line.colour)
+    style = {"color": colour, "width": 1 if line.faint else 2, "opacity": 0.3 if line.faint else 1}
+    return {
+        "type": "line",
+        "name": line.name,
+        "data": [[x, None if log and y is not None and y <= 0 else y] for x, y in line.points],
+        "showSymbol": len(line.points) < 40 and not line.faint and not area,
+        "symbolSize": 5,
+        "lineStyle": style | ({"type": "dashed"} if line.dashed else {}),
+        "itemStyle": {"color": colour},
+        "emphasis": {"disabled": True},
+        "tooltip": {"show": not line.faint},
+        "z": 2 if line.faint else 3,
+    } | ({"stack": "all", "areaStyle": {"color": colour, "opacity": 0.7}} if area else {})
+
+
+def _band(line: Line) -> dict[str, Any]:
+    return {
+        "type": "custom",
+        ":renderItem": "view.band",
+        "name": line.name,
+        "data": list(line.band),
+        "encode": {"x": 0, "y": [1, 2]},
+        "itemStyle": {"color": series_colour(line.colour), "opacity": 0.18},
+        "tooltip": {"show": False},
+        "clip": True,
+        "silent": True,
+        "z": 1,
+    }
+
+
+TOOLTIP: Mapping[str, Any] = {
+    "confine": True,
+    "backgroundColor": "var(--panel)",
+    "borderColor": "var(--line)",
+    "textStyle": {"color": "var(--ink)", "fontSize": 12},
+    "axisPointer": {"lineStyle": {"color": "var(--muted)"}},
+}
+
+
+def axis() -> dict[str, Any]:
+    """What every axis has."""
+    return {
+        "axisLabel": {**_TEXT, "hideOverlap": True, ":formatter": "view.number"},
+        "nameTextStyle": _TEXT,
+        "axisPointer": {"label": {":formatter": "(one) => view.number(one.value)"}},
+        "axisLine": {"lineStyle": {"color": "var(--line)"}},
+        "axisTick": {"lineStyle": {"color": "var(--line)"}},
+        "splitLine": {"lineStyle": {"color": "var(--line)", "opacity": 0.6}},
+    }
+
+
+def zooming(zoom: tuple[float, float] | None) -> dict[str, Any]:
+    """The options that let a chart's x axis be zoomed. Without Ctrl the wheel scrolls the page."""
+    inside: dict[str, Any] = {
+        "type": "inside",
+        "zoomOnMouseWheel": "ctrl",
+        "moveOnMouseMove": "shift",
+        "moveOnMouseWheel": False,
+        "filterMode": "none",
+    }
+    values = {} if zoom is None else {"startValue": zoom[0], "endValue": zoom[1]}
+    # The tool that selects by dragging must be there, though its button is not.
+    select = {"dataZoom": {"yAxisIndex": "none", "filterMode": "none"}}
+    return {"dataZoom": [inside | values], "toolbox": {"itemSize": 0, "showTitle": False, "feature": select}}
+
+
+def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
+    """Shows a chart; `label` is what a screen reader says. Those of a page share the zoom of their x axes, which goes
+    into the address as `from` and `to`: dragging and Ctrl with the wheel zoom, a double click shows all."""
+    shown = ui.echart(options, renderer="svg").classes("view-chart").style(f"height: {height}px")
+    shown.props["role"], shown.props["aria-label"] = "img", label
+    shown.on("chart:finished", js_handler=f"() => view.zoomable({shown.id})")
+    shown.on("chart:datazoom", js_handler=f"() => view.zoomed({shown.id})")
+    return shown
+
+
+def zoom_of(page: Page) -> tuple[float, float] | None:
+    """What `from` and `to` in the address say."""
+    if "from" in page.query and "to" in page.query:
+        return page.number("from", 0), page.number("to", 0)
+    return None
+
+
+def refresh(shown: ui.echart, options: dict[str, Any]) -> None:
+    """New points for a chart; what the user has zoomed to stays."""
+    options.pop("dataZoom", None)
+    if options != shown.options:
+        shown.options.clear()
+        shown.options.update(options)
+        shown.update()
+
+
+def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
+    """The `markLine` of the series that bears a chart's events."""
+    return {
+        "symbol": "none",
+        "precision": 12,  # it would round where a mark is to 2 digits
+        "silent": False,
+        "animation": False,
+        "tooltip": {"show": True, "trigger": "item", ":formatter": "(one) => view.escape(one.name)"},
+        "data": [
+            {
+                "xAxis": tick.x,
+                "name": tick.text,
+                "lineStyle": {"color": tick.colour, "type": "dotted", "width": 1},
+                "label": {"show": True, "position": "end", "distance": 0, "formatter": tick.letter, **_TEXT},
+            }
+            for tick in _together(ticks)
+        ],
+    }
+
+
+def _together(ticks: Sequence[Tick]) -> list[Tick]:
+    """Those at the same place as one."""
+    found: dict[float, Tick] = {}
+    for tick in ticks:
+        before = found.get(tick.x)
+        more = (f"{before.letter} ", f"{before.text}; ") if before else ("", "")
+        found[tick.x] = Tick(tick.x, more[0] + tick.letter, more[1] + tick.text, tick.colour)
+    return list(found.values())

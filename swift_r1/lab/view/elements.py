@@ -1,0 +1,135 @@
+"""What the pages of completions and tokens have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nicegui import ui
+
+from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.view.asking import (
+    CheckpointSource,
+    ServerSource,
+    Source,
+    newest_checkpoint,
+    own_key,
+    server_urls,
+    weight_bytes,
+)
+from swift_r1.lab.view.coloured import token_css
+from swift_r1.lab.view.shell import Page, opened
+from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
+
+ui.add_head_html(f'<link rel="stylesheet" href="/static/completions.css"><style>{token_css()}</style>', shared=True)
+_NEXT = """() => {
+  const all = [...document.querySelectorAll('[data-item]')];
+  const at = all.findIndex((one) => one.contains(document.activeElement));
+  const to = all[Math.min(all.length - 1, Math.max(0, at + (%d)))];
+  to?.focus(); to?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+}"""
+
+
+def beside_training(checkpoint: Path) -> CheckpointSource:
+    """The GPUs are the run's."""
+    return CheckpointSource(checkpoint, "cpu")
+
+
+def _trained(run: Path) -> CompletionTable:
+    return CompletionTable(run / "completions.jsonl")
+
+
+def _evaluated(run: Path) -> CompletionTable:
+    return CompletionTable(run / "eval_completions.jsonl")
+
+
+async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
+    """The completions of the page's run, those of training, or with "eval" those of evaluations (by default as `of` in
+    the address says); with what was written since, as far as it can be read in so many seconds."""
+    of = page.text("of") if of is None else of
+    found = opened(_evaluated if of == "eval" else _trained, page.run.path)
+    await asyncio.to_thread(found.refresh, seconds)
+    return found
+
+
+def of_choice(page: Page) -> None:
+    """Whether the page is about completions of training or of evaluations."""
+    choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
+
+    def to(value: str | None) -> None:
+        page.set(of=value or None, page=None)
+        ui.navigate.reload()
+
+    choice.on_value_change(lambda event: to(event.value))
+
+
+def next_item_keys() -> None:
+    """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
+    for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):
+        button = ui.button(title).props(f'flat dense no-caps data-key="{key}" title="{title}"').classes("key-only")
+        button.on("click", js_handler=_NEXT % step)
+
+
+def rich(html: str) -> ui.html:
+    """HTML of ours, in which all that came from a run was made harmless (`markup`)."""
+    return ui.html(html, sanitize=False).classes("rich")
+
+
+def flag_of(page: Page, name: str, default: float) -> float:
+    """A flag of the page's run that is a number above 0; else the default."""
+    value = page.run.args.get(name)
+    return value if isinstance(value, int | float) and 0 < value < math.inf else default
+
+
+def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
+    """The recorded completions of a round, each of their sequences once, without their tokens."""
+    found: dict[tuple[Any, ...], RecordedCompletion] = {}
+    for step in record.steps():
+        rows = record.completions(step) if step >= round_step else []
+        if rows and min(row.round_step or 0 for row in rows) > round_step:
+            break
+        own = [row for row in reversed(rows) if row.round_step == round_step]
+        found |= {(row.request_id, row.number, row.sequence): row for row in own}
+    return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0, row.sequence or 0))
+
+
+def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
+    """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded."""
+    rows = of_round(record, step) if of is None else record.probes_at(step)
+    return {(row.request_id, row.number) for row in rows}
+
+
+def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
+    where = {"step": row["step"]} if of is None else {"probe": row["step"]}
+    return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
+
+
+def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | None]:
+    """A choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one nearest
+    to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
+    run = page.run
+    checkpoint = newest_checkpoint(run.path, step)
+    urls = server_urls(run.args) if run.status == "running" else []
+    options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
+    if checkpoint is not None:
+        size = weight_bytes(checkpoint) / 2**20
+        options[checkpoint.name] = f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
+    asked = page.text("source")
+    with ui.element("div").classes("view-row"):
+        choice = ui.select(options, label="who answers", value=asked if asked in options else "")
+        choice.props("dense outlined options-dense").classes("source")
+        choice.on_value_change(lambda event: page.set(source=event.value or None))
+        key = ui.input("the server's key, where it wants one", password=True).props("dense outlined autocomplete=off")
+        key.bind_visibility_from(choice, "value", lambda value: value in urls)
+
+    def chosen() -> Source | None:
+        if choice.value in urls:
+            return ServerSource(str(choice.value), key.value or own_key(str(choice.value)))
+        if not choice.value or checkpoint is None:
+            return None
+        return opened(beside_training if run.status == "running" else CheckpointSource, checkpoint)
+
+    return chosen

@@ -1,0 +1,116 @@
+"""Try it: a question to the run's server or checkpoint, and the answer with its log-probs as colours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from nicegui import ui
+
+from swift_r1.errors import SwiftError
+from swift_r1.lab.view.asking import Answer, Question
+from swift_r1.lab.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
+from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
+from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.shell import Page, view_page
+from swift_r1.lab.view.token_text import TokenText
+
+_IN_ADDRESS = 2_000  # characters of a prompt that the address takes
+
+
+@view_page("/try", "Try it", go="y")
+async def ask(page: Page) -> None:
+    _Form(page, await _prompt_of(page))
+
+
+class _Form:
+    def __init__(self, page: Page, known: str) -> None:
+        self.page = page
+        self._work: asyncio.Task[list[Answer]] | None = None
+        text = page.text("text") or known
+        raw = page.flag("raw", bool(known) and not page.text("text"))
+        self.source = source_choice(page)
+        self.prompt = ui.textarea("prompt", value=text).props("outlined autogrow data-search").classes("wide")
+        self.prompt.on("blur", self._written)
+        with ui.element("div").classes("view-row"):
+            self.raw = ui.checkbox("raw text, without the model's chat template", value=raw).props("dense")
+            self.raw.on_value_change(lambda event: page.set(raw=event.value))
+            self.n = self._number("n", "completions", 1, 1, 16)
+            self.temperature = self._number("temperature", "temperature", flag_of(page, "temperature", 1.0), 0, 2)
+            longest = flag_of(page, "max_completion_length", 256)
+            self.max_tokens = self._number("max_tokens", "most tokens", longest, 1, 32_768)
+        with ui.element("div").classes("view-row"):
+            self.button = ui.button("ask", on_click=self._ask).props('no-caps data-key="a" title="ask"')
+            self.stop = ui.button("stop", on_click=self._stop).props('no-caps flat title="stop"')
+            self.stop.set_enabled(False)
+        self.said = ui.label().props('role="status"').classes("said")
+        self.answers = ui.column().classes("answers")
+        ui.context.client.on_delete(self._stop)
+
+    async def _ask(self) -> None:
+        if self._work is not None and not self._work.done():
+            return  # the second of two clicks
+        source = self.source()
+        if source is None or not self.prompt.value:
+            self.said.set_text("choose who answers, and write a prompt")
+            return
+        question = Question(
+            prompt=self.prompt.value,
+            chat=not self.raw.value,
+            n=int(self.n.value or 1),
+            temperature=float(self.temperature.value or 0),
+            max_tokens=int(self.max_tokens.value or 1),
+        )
+        self.answers.clear()
+        self.said.set_text(f"asking {source.name} …")
+        self.button.set_enabled(False)
+        self.stop.set_enabled(True)
+        self._work = work = asyncio.create_task(source.ask(question))
+        try:
+            found = await work
+            self.said.set_text(f"by {source.name}")
+            with self.answers:
+                for number, answer in enumerate(found):
+                    _show(number, answer)
+        except SwiftError as error:
+            self.said.set_text(str(error))
+        except asyncio.CancelledError:
+            if not work.cancelled():  # the page itself ends
+                raise
+            self.said.set_text("stopped")
+        finally:
+            self.button.set_enabled(True)
+            self.stop.set_enabled(False)
+
+    def _stop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def _number(self, name: str, label: str, default: float, least: float, most: float) -> ui.number:
+        value = min(most, max(least, self.page.number(name, default)))
+        field = ui.number(label, value=value, min=least, max=most).props("dense outlined").classes("narrow")
+        field.on_value_change(lambda event: self.page.set(**{name: event.value}))
+        return field
+
+    def _written(self) -> None:
+        text = self.prompt.value or ""
+        self.page.set(text=text if 0 < len(text) <= _IN_ADDRESS else None, raw=self.raw.value)
+
+
+async def _prompt_of(page: Page) -> str:
+    """The text of the prompt that the address names, as the model saw it."""
+    if prompt_id := page.text("prompt"):
+        for of in ("", "eval"):
+            table = await table_of(page, of)
+            if rows := await asyncio.to_thread(table.of_prompt, prompt_id, 1):
+                return str(rows[0].get("prompt"))
+    return ""
+
+
+def _show(number: int, answer: Answer) -> None:
+    row: dict[str, Any] = {"rollout_logps": list(answer.logps)}
+    values = values_of(row, "logp") or []
+    scale = scale_of("logp", values)
+    html = tokens_html(answer.pieces, [False] * len(answer.pieces), classes(values, scale, None))
+    rich(f"<b>{number}</b> {len(answer.pieces)} tokens, ended by {markup(answer.finish_reason)} {legend_html(scale)}")
+    TokenText(html, numbers_json(row, answer.pieces), f"completion {number}")

@@ -1,0 +1,226 @@
+"""What the chosen runs are, where they stand, and their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from nicegui import ui
+
+from swift_r1.lab.report.parts import command, facts
+from swift_r1.lab.runs.standing import standing
+from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.lab.view import charts
+from swift_r1.lab.view.curves import Group, Shown, lines, panels
+from swift_r1.lab.view.marks import ticks
+from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.shell import Page, in_order, opened, view_page
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.glossary import GROUPS
+from swift_r1.record.metric_log import MetricLog, at_steps, same_but_seed
+
+
+@view_page("/", "Overview", go="o", compares=True)
+async def overview(page: Page) -> None:
+    await _Overview(page).build()
+
+
+class _Overview:
+    """The page: what it shows of the chosen runs, and the charts that follow them."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.logs = [opened(MetricLog, run.path) for run in page.chosen]
+        self.timelines = [opened(Timeline, run.path) for run in page.chosen]
+        self.charts: dict[str, ui.echart] = {}
+
+    async def build(self) -> None:
+        await in_order(self._read)
+        self.state = ui.html("", sanitize=False).classes("view-scroll")
+        self.rows: tuple[list[dict[str, str]], ...] = ()
+        self._show_state()
+        ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes("view-run")
+        self._controls()
+        self.grid = ui.element("div").classes("view-charts")
+        self.meanings = ui.html("", sanitize=False).classes("view-scroll")
+        await self._draw()
+        self.page.follow(self._look)
+
+    async def _look(self) -> None:
+        """New lines, where there are any."""
+        await in_order(self._read)
+        self._show_state()
+        if self.seen != self.drawn:
+            await self._draw()
+
+    def _read(self) -> None:
+        """Reads what was written since. Other pages read for this one too: what is new is what it has not drawn."""
+        for log, timeline in zip(self.logs, self.timelines, strict=True):
+            log.refresh()
+            timeline.refresh()
+        self.seen = [log.state for log in self.logs], [len(timeline.marks) for timeline in self.timelines]
+        # A folder is read once: another object looks again.
+        self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
+        self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
+        self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
+
+    def _show_state(self) -> None:
+        rows = self.standings
+        if (rows, self.diagnoses) != self.rows:
+            self.rows = rows, self.diagnoses
+            if len(rows) > 1:
+                places = {place: number for number, one in enumerate(self._seeds().values()) for place in one}
+                colours = [places[place] for place in range(len(rows))]
+                self.state.content = _table(rows, colours) + _different(self.found)
+            else:
+                self.state.content = _table(rows)
+            self.state.content += _table(self.diagnoses) if self.diagnoses else ""
+        for log in self.logs:
+            self.page.problems(log, log.problems)
+
+    def _controls(self) -> None:
+        page = self.page
+
+        def changes(name: str, value_of: str = "value") -> Any:
+            async def change(event: Any) -> None:
+                page.set(**{name: getattr(event, value_of)})
+                self.rows = ()  # colours go by what is drawn as one
+                self._show_state()
+                await self._draw()
+
+            return change
+
+        with ui.element("div").classes("view-row"):
+            ui.label("smoothing").props('id="smoothing"')
+            slider = ui.slider(min=0, max=0.99, step=0.01, value=page.number("smooth", 0))
+            slider.classes("view-slider").props('aria-labelledby="smoothing" label')
+            slider.on("change", changes("smooth", "args"))  # once it is let go
+            log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props('data-key="l"')
+            log.props('title="logarithmic y axes"')
+            ui.toggle({"step": "steps", "time": "time"}, value=page.text("x", "step"), on_change=changes("x")).props(
+                "dense no-caps"
+            )
+            if any(len(group) > 1 for group in self._seeds().values()):
+                ui.checkbox("seeds as one", value=page.flag("seeds", True), on_change=changes("seeds"))
+            ui.checkbox("all metrics", value=page.flag("all"), on_change=changes("all"))
+
+    def _seeds(self) -> dict[str, list[int]]:
+        """The places of the chosen runs, by what they have in common but for the seed."""
+        found: dict[str, list[int]] = {}
+        for place, run in enumerate(self.page.chosen):
+            key = same_but_seed(run.args) if run.args and self.page.flag("seeds", True) else run.name
+            found.setdefault(key, []).append(place)
+        return found
+
+    def _groups(self) -> list[Group]:
+        runs, found = self.page.chosen, []
+        for places in self._seeds().values():
+            more = f" and {len(places) - 1} other seeds" if len(places) > 1 else ""
+            found.append(Group(runs[places[0]].name + more, [self.logs[place] for place in places]))
+        return found
+
+    def _ticks(self, shown: Shown) -> list[charts.Tick]:
+        """What happened to the first run; of several it would not be clear whose it is."""
+        hours, per_hour = self.logs[0].hours(), shown.per_hour
+        marks = self.timelines[0].marks if len(self.logs) == 1 else []
+        return ticks(
+            [mark for mark in marks if mark.kind != "evaluated"],  # those have a chart
+            lambda mark: per_hour * at_steps(hours, [mark.step])[0] if per_hour else mark.step,
+        )
+
+    async def _draw(self) -> None:
+        self.drawn = self.seen
+        drawn = await in_order(self._options)
+        for title in [title for title in self.charts if title not in drawn]:
+            self.charts.pop(title).delete()
+        with self.grid:
+            for title, options in drawn.items():
+                if title in self.charts:
+                    charts.refresh(self.charts[title], options)
+                else:
+                    options |= charts.zooming(charts.zoom_of(self.page))
+                    self.charts[title] = charts.chart(options, title)
+        self.meanings.content = _meanings({name for log in self.logs for name in log.series})
+
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """ECharts' options by the chart's title."""
+        page, per_hour = self.page, 0.0
+        if page.text("x") == "time":
+            per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
+        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
+        return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
+
+
+def _options(
+    groups: Sequence[Group], shown: Shown, everything: bool, happened: Sequence[charts.Tick]
+) -> dict[str, dict[str, Any]]:
+    """ECharts' options by the chart's title."""
+    logs = [log for group in groups for log in group.logs]
+    unit = {0.0: "step", 1.0: "hours of training", 60.0: "minutes of training"}[shown.per_hour]
+    lasts = [shown.per_hour * sum(log.hours().values[-1:]) if shown.per_hour else log.last_step for log in logs]
+    found = {}
+    for panel in panels(groups, everything):
+        found[panel.title] = charts.line_options(
+            panel.title,
+            lines(panel, groups, shown),
+            about=panel.about,
+            x_name=unit,
+            log=shown.log,
+            extent=(0.0, max(lasts, default=0.0)),
+            ticks=happened,
+        )
+    return found
+
+
+def _meanings(names: Collection[str]) -> str:
+    """What the metrics of these names are, as HTML; families as one."""
+    found = dict.fromkeys(one for group in GROUPS.values() for one in group if any(map(one.pattern.fullmatch, names)))
+    rows = [{"metric": one.name, "what it is": one.meaning, "unit": one.unit, "healthy": one.healthy} for one in found]
+    text = _table([{name: value.replace("`", "") for name, value in row.items()} for row in rows])
+    return f"<details><summary>what the curves mean</summary>{text}</details>"
+
+
+def _different(runs: Sequence[RunFolder]) -> str:
+    """The flags that not all of the runs have alike, a row each, as HTML."""
+    names = sorted({name for run in runs for name in run.args} - {"output_dir"})
+    names = [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
+    rows = [{"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs} for name in names]
+    number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}" if rows else "no flag differs"
+    return f"<details><summary>{number}</summary>{_table(rows)}</details>"
+
+
+def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
+    """As HTML; with `colours`, their numbers, each row begins with that of its curves."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
+    for number, row in enumerate(rows):
+        colour = charts.series_colour(colours[number]) if colours else ""
+        mark = f'<span class="view-mark" style="background: {colour}"></span>' if colour else ""
+        lines.append(mark.join(["<td>", "".join(f"{markup(row.get(name, ''))}</td><td>" for name in names)])[:-4])
+    return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+
+
+def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of `diagnosis.jsonl`, whatever it holds."""
+    steps = row.get("steps")
+    found = {"run": run.name, "finding": row.get("name", "")}
+    found |= {"steps": " to ".join(map(str, steps)) if isinstance(steps, list) else ""}
+    found |= {"evidence": row.get("evidence", ""), "try": row.get("advice", "")}
+    return {name: str(value) for name, value in found.items()}
+
+
+def _facts(run: RunFolder, shown: bool) -> str:
+    """What a run is, and below it its command; as HTML."""
+    found = facts(run) | {"folder": str(run.path)}
+    if plan := run.plan:
+        a_round = ("prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
+        parts = [
+            f"{plan[name]:,} {name[:-10].replace('_', ' ')}" for name in a_round if isinstance(plan.get(name), int)
+        ]
+        found["plan"] = f"{plan.get('total_steps')} steps" + (f"; a round: {', '.join(parts)}" if parts else "")
+    rows = "".join(f"<dt>{markup(name)}</dt><dd>{markup(text)}</dd>" for name, text in found.items())
+    code = "".join(
+        f"<details><summary>command</summary><pre>{markup(one.text)}</pre></details>" for one in command(run)
+    )
+    summary = f"<summary>run {markup(run.name)}</summary>"
+    return f"<details{' open' if shown else ''}>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"

@@ -1,0 +1,183 @@
+"""A completion's tokens, each with the colour of what the loss saw or did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from nicegui import ui
+
+from swift_r1.errors import SwiftError, UsageError
+from swift_r1.lab.view.coloured import (
+    COLOURINGS,
+    classes,
+    legend_html,
+    numbers_json,
+    scale_of,
+    tokens_html,
+    values_of,
+)
+from swift_r1.lab.view.completion_html import shown
+from swift_r1.lab.view.elements import flag_of, of_round, rich, source_choice
+from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.shell import Page, opened, view_page
+from swift_r1.lab.view.token_text import TokenText
+from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
+
+_PAGE_TOKENS = "no tokens are recorded: `--log_tokens sample` (the default) or `all` records those of a run"
+
+
+@view_page("/tokens", "Tokens", go="k")
+async def tokens(page: Page) -> None:
+    record = opened(TokenRecord, page.run.path)
+    there = await asyncio.to_thread(_listed, page, record)
+    if not there:
+        raise UsageError(f"{page.run.name}: {_PAGE_TOKENS}")
+    place = _place(page, there)
+    one = there[place]
+    rows = [one]
+    if not page.text("probe"):
+        rows = await asyncio.to_thread(record.completion, one.round_step or 0, str(one.request_id), one.number)
+        rows = [row for row in rows if row.sequence == one.sequence]
+    if not rows:
+        raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
+    row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
+    with ui.element("div").classes("view-row"):
+        _neighbours(page, there, place)
+        of = "eval" if page.text("probe") else None
+        step = one.step if one.round_step is None else one.round_step
+        request = one.request_id if of else None
+        ui.link("its group", page.link("/group", step=step, group=one.group, request=request, of=of))
+        ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id, of=of))
+    _Tokens(page, record, row, [other.step for other in rows])
+    page.problems(record, record.problems)
+
+
+def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
+    """The recorded completions of the step that the address names, or of the last one."""
+    if page.text("probe"):
+        return record.probes_at(page.whole("probe", -1))
+    steps = record.steps()
+    if not steps:
+        return []
+    if not page.text("step"):
+        return record.completions(steps[-1])
+    return of_round(record, page.whole("step", 0))
+
+
+def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
+    """Of the completion that the address names. Raises UsageError: it is not recorded."""
+    if not page.text("request"):
+        return 0
+    wanted = page.text("request"), page.whole("number", 0), page.whole("sequence", 0)
+    for place, one in enumerate(there):
+        if (one.request_id, one.number, one.sequence or 0) == wanted:
+            return place
+    raise UsageError(f"completion {wanted[1]} of {wanted[0]} is not in the record: see --log_tokens")
+
+
+def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> None:
+    kept = {name: page.text(name) or None for name in ("step", "probe", "colour")}
+    for text, keys, to in (("‹ previous", "k ArrowLeft", place - 1), ("next ›", "j ArrowRight", place + 1)):
+        if 0 <= to < len(there):
+            other = there[to]
+            if not page.text("probe"):
+                kept["step"] = str(other.round_step)
+            where = {"request": other.request_id, "number": other.number, "sequence": other.sequence or None}
+            href = page.link("/tokens", **kept, **where)
+            ui.link(text, href).props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
+    ui.label(f"{place + 1} of {len(there)} that are recorded").classes("said")
+
+
+def _odd(row: RecordedCompletion, count: int) -> list[str]:
+    """The columns of tokens that have more or fewer entries than there are tokens."""
+    columns = {name: value for name, value in vars(row).items() if isinstance(value, list)}
+    return [name for name, value in columns.items() if name != "prompt_token_ids" and len(value) != count]
+
+
+class _Tokens:
+    """One recorded completion with its colours, legend, and the alternatives of a token."""
+
+    def __init__(self, page: Page, record: TokenRecord, row: RecordedCompletion, steps: Sequence[int]) -> None:
+        self.page, self.record, self.ids = page, record, list(row.token_ids or [])
+        self.row = vars(row) | dict.fromkeys(odd := _odd(row, len(self.ids)))
+        if odd:
+            said = f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out"
+            page.problems("columns", [said])
+        known = [name for name in COLOURINGS if values_of(self.row, name) is not None]
+        asked = page.text("colour", "advantage")
+        self.colour = asked if asked in known else next(iter(known), None)
+        if len(steps) > 1:
+            self._steps(row.step, steps)
+        facts = {"prompt": row.prompt_id, "group": row.group, "completion": row.number, "optimizer step": row.step}
+        facts |= {"sequence": row.sequence} if row.sequence else {}
+        rich(
+            " · ".join(f"{name} {markup(shown(value))}" for name, value in facts.items())
+            + f" · {len(self.ids):,} tokens"
+        )
+        prompt = record.text(row.prompt_token_ids or [])
+        rich(f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>')
+        if known:
+            titles = {name: COLOURINGS[name].title for name in known}
+            choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
+            choice.props("dense outlined options-dense")
+            choice.on_value_change(lambda event: self._recolour(str(event.value)))
+        self.legend = rich("")
+        pieces = record.pieces(self.ids)
+        special = [record.is_special(one) for one in self.ids]
+        html = tokens_html(pieces, special, self._classes())
+        self.block = TokenText(html, numbers_json(self.row, pieces), "tokens of the completion", self._chosen)
+        self.source = source_choice(page, row.step)
+        self.answer = rich("").props('aria-live="polite"')
+        self.pieces = pieces
+        self.asked: int | None = None
+        self.turn = asyncio.Lock()
+
+    def _classes(self) -> list[str]:
+        values = None if self.colour is None else values_of(self.row, self.colour)
+        scale = None if values is None or self.colour is None else scale_of(self.colour, values)
+        self.legend.set_content("" if scale is None else legend_html(scale))
+        return classes(values, scale, self.row["mask"] or [True] * len(self.ids))
+
+    def _recolour(self, colour: str) -> None:
+        self.colour = colour
+        self.page.set(colour=colour)
+        self.block.recolour(self._classes())
+
+    def _steps(self, step: int, steps: Sequence[int]) -> None:
+        """Several optimizer steps trained on the completion: each saw other numbers."""
+        choice = ui.select(list(steps), label="optimizer step", value=step).classes("narrow")
+        choice.props("dense outlined options-dense")
+
+        def to(value: Any) -> None:
+            self.page.set(at=value)
+            ui.navigate.reload()
+
+        choice.on_value_change(lambda event: to(event.value))
+
+    async def _chosen(self, place: int) -> None:
+        """Asks what else could have stood in the place of a token, once what was asked before is answered; of several
+        that wait the last is asked."""
+        source = self.source()
+        if source is None:
+            return
+        self.asked = place
+        self.answer.set_content(f"asking {markup(source.name)} …")
+        prefix = [*(self.row["prompt_token_ids"] or []), *self.ids[:place]]
+        temperature = flag_of(self.page, "temperature", 1.0)
+        async with self.turn:
+            if self.asked != place:
+                return
+            try:
+                found = await source.alternatives(prefix, temperature)
+            except SwiftError as error:
+                said = markup(str(error))
+            else:
+                rows = "".join(f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found)
+                said = (
+                    f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}: "
+                    f'log-probs at temperature {temperature:g}<dl class="facts">{rows}</dl>'
+                )
+            if self.asked == place:
+                self.answer.set_content(said)

@@ -1,0 +1,188 @@
+"""`swift view --text`: runs in the terminal; also over ssh, in 80 columns, and without colours when piped."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.lab.report.completions import spoken
+from swift_r1.lab.report.parts import facts
+from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.query import FAILURE, CompletionQuery
+from swift_r1.lab.runs.standing import standing
+from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.record.folder import RunFolder
+from swift_r1.record.metric_log import MetricLog, Series
+from swift_r1.runtime.terminal import Terminal
+from swift_r1.runtime.visible import visible
+
+_BARS = "▁▂▃▄▅▆▇█"
+_CURVE = 24  # characters: a row fits into 80 columns
+_METRICS = (
+    *("reward_std", "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio", "kl", "entropy"),
+    *("clip_ratio/low", "clip_ratio/high", "rollout/logp_diff", "grad_norm", "loss", "tokens_per_second", "time/step"),
+    *("agent/failed", "agent/sequences"),
+)
+_STATE = ("run", "status", "progress", "time", "reward")  # of one of several runs
+_LEFT_OUT = ("run", "versions")  # of the newest
+_NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
+_MARKS = 6  # the last events
+_GROUPS, _COMPLETIONS = 3, 8  # shown where neither a step nor a prompt is named
+_LONGEST = 10_000  # characters of a text that are read
+
+
+def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -> int:
+    """Prints an overview of all runs, and of the newest its curves and groups: those of `step`, else of the last step,
+    or all of the prompt with this id. Returns the exit code. Raises UsageError where the run has no such step or
+    prompt."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
+    console = Terminal(highlight=False, markup=False, emoji=False)
+    logs = [MetricLog(run.path) for run in runs]
+    for log in logs:
+        log.refresh()
+    newest, log = runs[-1], logs[-1]
+    with CompletionTable(newest.path / "completions.jsonl") as table:
+        table.refresh()
+        query = _asked(table, step, prompt)
+        if len(runs) > 1:
+            states = [standing(*one) for one in zip(runs, logs, strict=True)]
+            console.print(_table(_STATE, [[_line(state.get(name, "")) for name in _STATE] for state in states]))
+            console.print(f"\n{_line(newest.name)}")
+        _overview(console, newest, log)
+        _groups(console, table, query, few=step is None and prompt is None)
+        for problem in dict.fromkeys([*newest.problems, *log.problems, *table.problems]):
+            console.print(_line(f"! {problem}"), style="yellow")
+    return EXIT_OK
+
+
+def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> CompletionQuery:
+    """Which completions to show. Raises UsageError where there are none of that step or prompt."""
+    steps = table.steps()
+    if step is not None and step not in steps:
+        before = max((one for one in steps if one <= step), default=None)
+        found = f"; completions are of steps {steps[0]} to {steps[-1]}" if steps else ""
+        near = "" if before is None else f", the last before it is {before}"
+        raise UsageError(f"--step {step}: no round begins with it{found}{near}")
+    if prompt is None:
+        shown = step if step is not None else max(steps, default=0)
+        return CompletionQuery(steps=(shown, shown))
+    query = CompletionQuery(prompt_id=prompt, steps=None if step is None else (step, step))
+    if not table.count(query):
+        known = ", ".join(one["prompt_id"] for one in table.prompts(prompt, 3))
+        there = "the run has no such prompt" if step is None else f"step {step} has no such prompt"
+        raise UsageError(_line(f"--prompt {prompt}: {there}" + (f"; the run has {known}" if known else "")))
+    return query
+
+
+def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
+    about = standing(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
+    rows = [[_line(name), _line(text)] for name, text in about.items() if text and name not in _LEFT_OUT]
+    console.print(_table(["", ""], rows, head=False))
+    rows = []
+    for name in ("reward", *(f"rewards/{name}/mean" for name in log.rewards()), *_METRICS):
+        known = [value for value in log.get(name).values if not math.isnan(value)]
+        if known:
+            rows.append([_line(name), sparkline(log.get(name)), f"{known[0]:.4g}", f"{known[-1]:.4g}"])
+    if rows:
+        console.print()
+        console.print(_table(["metric", f"to step {log.last_step:,}", "first", "last"], rows))
+    rows = []
+    for benchmark, names in log.benchmarks().items():
+        for name in names:
+            for last in log.evaluations(benchmark, name)[-1:]:
+                interval = "" if last.low is None or last.high is None else f"{last.low:.3f} to {last.high:.3f}"
+                curve = sparkline(log.get(f"eval/{benchmark}/{name}"))
+                rows.append([_line(f"{benchmark} {name}"), curve, f"{last.value:.3f}", interval, str(last.step)])
+    if rows:
+        console.print()
+        console.print(_table(["evaluation", "", "last", "95 %", "step"], rows))
+    timeline = Timeline(run.path)
+    timeline.refresh()
+    rows = [[_time(mark.time), str(mark.step), mark.kind, _line(mark.text)] for mark in timeline.marks[-_MARKS:]]
+    if rows:
+        console.print()
+        console.print(_table(["event", "step", "", ""], rows))
+
+
+def sparkline(series: Series, width: int = _CURVE) -> str:
+    """The curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
+    count = len(series)
+    bins: list[list[float]] = [[] for _ in range(min(width, count))]
+    for place, value in enumerate(series.values):
+        if math.isfinite(value):
+            bins[place * len(bins) // count].append(value)
+    means = [math.fsum(one) / len(one) if one else math.nan for one in bins]
+    known = [value for value in means if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
+
+
+def _groups(console: Console, table: CompletionTable, query: CompletionQuery, few: bool) -> None:
+    groups = table.groups(query)
+    if not groups:
+        console.print("\nno completions yet")
+    for step, group in groups[: _GROUPS if few else len(groups)]:
+        if rows := table.group(step, group, _LONGEST):  # a resume may have cut the file
+            console.print()
+            _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
+    if few and len(groups) > _GROUPS:
+        console.print(f"\n{len(groups) - _GROUPS} more groups: --step {groups[0][0]}")
+
+
+def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -> None:
+    first = rows[0]
+    head = Text(f"step {first['step']}, group {first['group']}, {_line(str(first.get('prompt_id')))}: ", "bold")
+    head.append(_line(str(first.get("prompt", ""))), "not bold")
+    head.truncate(console.width, overflow="ellipsis")
+    console.print(head)
+    names = ["", "reward", "advantage", ""]
+    cells = [
+        [str(row["number"]), _number(row.get("reward")), _number(row.get("advantage")), str(row[FAILURE])]
+        for row in rows
+    ]
+    room = console.width - sum(max(map(len, column)) + 2 for column in zip(names, *cells, strict=True))
+    for row, own in zip(rows, cells, strict=True):
+        text = Text(_line(spoken(row)))
+        text.truncate(max(8, room), overflow="ellipsis")
+        own.append(text.plain)
+    console.print(_table([*names, "completion"], cells))
+    if count > len(rows):
+        console.print(f"{count - len(rows)} more completions")
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], head: bool = True) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=head)
+    for name in names:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _time(seconds: float) -> str:
+    """In this machine's time zone; nothing for a time of a damaged file."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, int | float) else "-"
+
+
+def _line(text: str) -> str:
+    """In one line, without anything that could act on the terminal."""
+    return visible(" ".join(text.split()))

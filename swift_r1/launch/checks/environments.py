@@ -1,0 +1,181 @@
+"""What `swift check --env` shows: the environment is loaded and played, with a script in the model's place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.plugins.environments.base import ENV_ROW
+from swift_r1.plugins.environments.process import try_environment
+from swift_r1.plugins.environments.scripted import MOST_TURNS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_LONGEST = 600  # characters of a message that are shown
+_SHOWN = 7  # messages of an episode that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode that was played.
+
+    Attributes:
+        script: what answered in the model's place.
+        result: what the agent returned: `reward` and its parts; None where it raised `error`.
+        first: the messages of the model's first turn; empty where the model was never asked.
+        messages: all of them, as they were in the end.
+        tools: as OpenAI describes them.
+    """
+
+    script: str
+    seconds: float
+    turns: int
+    result: Mapping[str, Any] | None
+    error: str | None
+    first: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class EnvironmentReport:
+    """How an environment did. `notes` are worth a look and break nothing, `faults` would break a run."""
+
+    name: str
+    version: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def check_environment(
+    spec: str, args: Mapping[str, Any], kept: Sequence[str], num_rows: int, seconds: float
+) -> EnvironmentReport:
+    """Loads the environment in a process of its own, reads rows, and plays episodes of the first of them, all within so
+    many seconds."""
+    report = EnvironmentReport(spec)
+    lines, fault = try_environment(spec, args, kept, num_rows, seconds)
+    report.faults += [fault] if fault is not None else []
+    if lines:
+        about, *episodes = lines
+        report.version, report.rows = about["version"], about["rows"]
+        report.episodes = [Episode(**line) for line in episodes]
+    report.faults += _faults(report)
+    report.notes += _notes(report.episodes)
+    return report
+
+
+def _faults(report: EnvironmentReport) -> Iterator[str]:
+    for one in report.episodes:
+        if one.error is not None:
+            yield f"--env {report.name}: an episode ({one.script}) raises {one.error}"
+        elif not one.turns:
+            yield f"--env {report.name}: an episode ({one.script}) ends without asking the model"
+        elif one.result is None or one.result.get("reward") is None:
+            yield f"--env {report.name}: an episode ({one.script}) has no reward"
+
+
+def _notes(episodes: Sequence[Episode]) -> Iterator[str]:
+    begun = [one.first for one in episodes if one.turns]
+    if begun and any(first != begun[0] for first in begun):
+        yield "episodes of one row begin differently: completions of a group are compared as if they began alike"
+    if any(one.turns == MOST_TURNS for one in episodes):
+        yield f"an episode was cut off after {MOST_TURNS} turns: --max_turns limits those of a run"
+    rewards = {one.result["reward"] for one in episodes if one.result is not None}
+    if len(episodes) > 1 and len(rewards) == 1:
+        yield f"all episodes have the reward {rewards.pop()}: what a script does here may be too little to tell"
+
+
+def show_environment(report: EnvironmentReport, console: Console) -> None:
+    """Prints the report."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    version = f" ({report.version})" if report.version else ""
+    console.print(f"environment [bold]{escape(report.name)}[/bold]{escape(version)}")
+    if report.rows:
+        table = Table("the first row", "", show_lines=True)
+        for message in report.rows[0]["messages"]:
+            table.add_row(escape(message["role"]), escape(message_text(message)))
+        for name, value in report.rows[0].get(ENV_ROW, {}).items():
+            if name != "prompt":
+                table.add_row(escape(name), escape(cut(json.dumps(value, ensure_ascii=False))), style="dim")
+        console.print(table)
+    if report.episodes and report.episodes[0].tools:
+        table = Table("tool", "arguments", "what the model reads about it")
+        for tool in report.episodes[0].tools:
+            function = tool["function"]
+            table.add_row(
+                escape(function["name"]), _arguments(function), escape(cut(function.get("description") or ""))
+            )
+        console.print(table)
+    if report.episodes:
+        one = report.episodes[0]
+        table = Table(f"an episode: {escape(one.script)}", "", show_lines=True)
+        for message in one.messages[:_SHOWN]:
+            table.add_row(escape(message["role"]), escape(message_text(message)))
+        if (more := len(one.messages) - _SHOWN) > 0:
+            table.add_row("", f"... {more} more messages", style="dim")
+        console.print(table)
+        console.print(_numbers(report.episodes))
+    for note in report.notes:
+        console.print(escape(note), style="yellow", soft_wrap=True)
+
+
+def _numbers(episodes: Sequence[Episode]) -> Table:
+    """A column for each episode: its reward, the parts of that, and what else the agent returned."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("played with", *(escape(one.script) for one in episodes))
+    names = dict.fromkeys(name for one in episodes for name in one.result or {})
+    for name in ["reward"] * ("reward" in names) + [name for name in names if name != "reward"]:
+        values = ((one.result or {}).get(name, "") for one in episodes)
+        table.add_row(escape(name), *(escape(_value(value)) for value in values), style="bold" * (name == "reward"))
+    table.add_section()
+    table.add_row("turns of the model", *(str(one.turns) for one in episodes))
+    table.add_row("seconds", *(f"{one.seconds:.2f}" for one in episodes))
+    return table
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value[:5]))}{', ...' if len(value) > 5 else ''}]"
+    return "none" if value is None else str(value)
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    from rich.markup import escape
+
+    schema = function.get("parameters") or {}
+    required = schema.get("required", ())
+    lines = (
+        f"{name}{'' if name in required else '?'}: {_type(about)}"
+        for name, about in schema.get("properties", {}).items()
+    )
+    return escape("\n".join(lines))
+
+
+def _type(about: Mapping[str, Any]) -> str:
+    if "enum" in about:
+        return " | ".join(map(str, about["enum"]))
+    options = about.get("anyOf") or ()
+    if "$ref" in about:
+        return str(about["$ref"]).rpartition("/")[2]
+    return " | ".join(map(_type, options)) if options else str(about.get("type", "any"))
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
+    return cut("\n".join(filter(None, [message.get("content") or "", *calls])))
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... [{len(text) - _LONGEST} more characters]"

@@ -1,0 +1,97 @@
+"""What flags name of plugins: rewards, schedulers, tools and agents that nothing registered, or that cannot be run."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from swift_r1.data.tool_registry import described, tools
+from swift_r1.errors import UsageError, no_such
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.rollout import TurnArguments
+from swift_r1.plugins.agents import Agent, agents
+from swift_r1.plugins.compat import instead_of
+from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
+from swift_r1.rewards import orms
+from swift_r1.rewards.orm import is_built_in
+
+
+def _missing(flag: str, what: str, names: Iterable[str], registry: Mapping[str, Any], more: str = "") -> list[str]:
+    known = sorted(registry, key=lambda name: (is_built_in(name), name))  # a plugin's rewards first
+    return [f"--{flag}: {no_such(what, name, known, more)}" for name in names if name not in registry]
+
+
+def reward_name_faults(args: RlhfArguments) -> list[str]:
+    """Reward functions that nothing registered."""
+    more = "" if args.external_plugins else "; others come from --external_plugins"
+    return _missing("reward_funcs", "reward function", args.called_rewards, orms, more)
+
+
+def scheduler_name_faults(args: TurnArguments) -> list[str]:
+    """A scheduler, environment or context manager that nothing registered, or that needs ms-swift itself."""
+    named = (
+        ("multi_turn_scheduler", "scheduler", args.multi_turn_scheduler, multi_turns),
+        ("gym_env", "environment", args.gym_env, envs),
+        ("context_manager", "context manager", args.context_manager, context_managers),
+    )
+    faults = []
+    for flag, what, name, registry in named:
+        if name is not None and name not in registry:
+            faults += _missing(flag, what, [name], registry)
+        elif name is not None and (instead := instead_of(registry[name])) is not None:
+            faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
+        elif name is not None and _leads_many(registry[name]):
+            faults.append(
+                f"--{flag} {name} leads many completions together (async_infer), as trees of them; here a scheduler "
+                "leads one: override run or step"
+            )
+    return faults
+
+
+def tool_faults(args: RlhfArguments) -> list[str]:
+    """Tools that nothing registered, and registered ones that cannot be described to a model."""
+    faults = _missing("tools", "tool", args.tools, tools)
+    for name in tools:
+        try:
+            described(name)
+        except UsageError as error:
+            faults += error.faults
+    return faults
+
+
+def agent_faults(args: RlhfArguments) -> list[str]:
+    """An agent that nothing registered, or that cannot be run."""
+    if (words := args.agent_words) is not None:
+        if shutil.which(words[0]):
+            return []
+        if os.path.isfile(words[0]):
+            return [f"--agent_command: {words[0]} is not executable: chmod +x, or name what runs it"]
+        return [f"--agent_command: there is no program {words[0]} that can be run"]
+    if args.agent is None:
+        return []
+    if args.agent not in agents:
+        return _missing("agent", "agent", [args.agent], agents)
+    if (why := why_no_agent(agents[args.agent])) is not None:
+        return [f"--agent {args.agent}: {why}"]
+    if importlib.util.find_spec("openai") is None:
+        return ["--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"]
+    return []
+
+
+def why_no_agent(agent: Any) -> str | None:
+    """Why a registered agent cannot be run."""
+    if not inspect.isclass(agent) or not issubclass(agent, Agent):
+        return f"{agent!r} is no class that derives from Agent"
+    if not inspect.iscoroutinefunction(agent.run):
+        return f"{agent.__name__} needs `async def run(self, client, row)`"
+    return None
+
+
+def _leads_many(scheduler: Any) -> bool:
+    """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
+    own = getattr(scheduler, "async_infer", None)
+    return own is not None and not own.__module__.startswith("swift.")

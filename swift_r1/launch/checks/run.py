@@ -1,0 +1,321 @@
+"""Everything that `swift check` looks at, in one report, and that report for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.data.loading import load_rows
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.registry import register_dataset_info
+from swift_r1.data.resolve import open_sources
+from swift_r1.data.rows import Drops, preprocessed
+from swift_r1.data.sources import Source
+from swift_r1.errors import RunFailed, UsageError, one_line
+from swift_r1.flags.rlhf import CheckArguments
+from swift_r1.launch.checks.environments import EnvironmentReport, check_environment, show_environment
+from swift_r1.launch.checks.golds import right_completions, unreadable_golds
+from swift_r1.launch.checks.model_folder import is_local
+from swift_r1.launch.checks.names import (
+    agent_faults,
+    reward_name_faults,
+    scheduler_name_faults,
+    tool_faults,
+    why_no_agent,
+)
+from swift_r1.launch.checks.preflight import column_faults, data_notes
+from swift_r1.launch.checks.reward_models import reward_model_faults
+from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
+from swift_r1.launch.checks.sampler import sampler_faults
+from swift_r1.launch.checks.tools import ToolReport, template_faults, try_tools
+from swift_r1.models.shape import longest_prompt
+from swift_r1.plugins import LoadedPlugin, load_plugins
+from swift_r1.plugins.agents import agents
+from swift_r1.plugins.environments.registering import register_environment
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from swift_r1.launch.checks.agents import AgentReport
+
+_MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
+
+_ENVIRONMENT_S = 120.0  # for an environment to load and play its episodes
+
+_KINDS = {
+    "orms": "rewards",
+    "rm_plugins": "reward model plugins",
+    "datasets": "datasets",
+    "schedulers": "schedulers",
+    "envs": "environments",
+    "samplers": "samplers",
+    "tools": "tools",
+    "agents": "agents",
+    "others": "other",
+}
+"""What a plugin registers, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReport:
+    """The first rows of a dataset.
+
+    Attributes:
+        rows: how many could be preprocessed; `problems` says what was wrong with others.
+        columns: what rewards get in addition to the prompt.
+        prompt: the first row's, as the model sees it with `--model`, else its messages.
+        prompt_tokens: its length; None without a tokenizer.
+    """
+
+    name: str
+    ok: bool
+    rows: int
+    problems: tuple[str, ...]
+    columns: tuple[str, ...]
+    prompt: str
+    prompt_tokens: int | None
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """All findings. `faults` are those that belong to no single dataset or reward, one line each, and `notes` are what
+    breaks no run."""
+
+    plugins: list[LoadedPlugin] = field(default_factory=list)
+    datasets: list[DatasetReport] = field(default_factory=list)
+    rewards: list[RewardReport] = field(default_factory=list)
+    tools: list[ToolReport] = field(default_factory=list)
+    environment: EnvironmentReport | None = None
+    agent: AgentReport | None = None
+    right: str | None = None  # the completion of the first row that was tried as a right one
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing found would break a run."""
+        return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able; an invalid value is the text `invalid`, no opinion is null."""
+        return {
+            "ok": self.ok,
+            "faults": self.faults,
+            "notes": self.notes,
+            "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
+            "datasets": [asdict(one) for one in self.datasets],
+            "rewards": [
+                asdict(one)
+                | {
+                    "values": {
+                        kind: ["invalid" if value is not None and math.isnan(value) else value for value in some]
+                        for kind, some in one.values.items()
+                    },
+                    "milliseconds": round(one.milliseconds, 3),
+                }
+                for one in self.rewards
+            ],
+            "right": self.right,
+            "tools": [asdict(one) for one in self.tools],
+            "environment": None if self.environment is None else asdict(self.environment),
+            "agent": None if self.agent is None else asdict(self.agent),
+        }
+
+
+def run_checks(args: CheckArguments) -> CheckReport:
+    """Loads plugins and data, renders a prompt, calls the rewards. All faults are in the report."""
+    report = CheckReport()
+    try:
+        report.plugins = load_plugins(args.external_plugins)
+        register_dataset_info(args.custom_dataset_info)
+        if args.env is not None:
+            report.environment = check_environment(
+                args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S
+            )
+            if report.environment.faults:
+                raise UsageError(*report.environment.faults)
+            register_environment(args.env, args.env_args, args.reward_env)
+        names = args.called_rewards
+        if not names and not args.reward_model:
+            names = [name for plugin in report.plugins for name in plugin.orms]
+        args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
+        report.faults += [
+            *reward_name_faults(args),
+            *reward_model_faults(args),
+            *scheduler_name_faults(args),
+            *tool_faults(args),
+            *agent_faults(args),
+        ]
+        registered = [name for plugin in report.plugins for name in plugin.agents if name != args.agent]
+        report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
+        encoder = None
+        if args.model:
+            encoder = PromptEncoder(
+                _tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy
+            )
+            report.faults += template_faults(args, encoder) if args.calls_tools else []
+        sources = open_sources(args.dataset, use_hf=args.use_hf)
+        rows = [row for source in sources for row in _rows(args, source, encoder, report)]
+        # All that a run would have, unless they are made, or read while it trains.
+        is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
+        parts: list[Sequence[Row]] = [rows]
+        if is_whole and all(one.ok for one in report.datasets):
+            data = load_rows(args.data_flags)
+            parts = [data.train, data.eval]
+            report.notes += data_notes(args, data)
+        more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
+        tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
+        for name in dict.fromkeys(tried) if rows else ():
+            report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
+        called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
+        if called and not report.faults:
+            report.tools = try_tools(args, called)
+        rows = rows if args.dataset else [_MADE_UP_ROW]
+        if rows and args.plays_agent and args.env is None and not report.faults:
+            from swift_r1.launch.checks.agents import check_agent  # which needs torch
+
+            report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
+            report.faults += report.agent.faults
+        judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
+        if rows and names:
+            report.faults += column_faults(args, *(parts if args.dataset else [rows]))
+            golds = right_completions(args.gold, report.plugins, judged, rows)
+            prefix = encoder.response_prefix if encoder is not None else args.response_prefix
+            if judged and not report.faults:
+                report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
+                report.rewards = try_rewards(args, judged, rows, golds, prefix)
+                report.right = golds[0]
+    except UsageError as error:
+        report.faults += error.faults
+    except RunFailed as error:  # of the process that agents are forked from
+        report.faults.append(str(error))
+    if report.rewards and all(one.tells_right is False for one in report.rewards):
+        report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
+    return report
+
+
+def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport) -> list[Row]:
+    """The first rows of a dataset, which gets its entry in the report."""
+    drops = Drops()
+    raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
+    try:
+        how = (args.columns, drops, False, args.data_flags.tool_use)
+        tried = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        rows = [row for row in tried if encoder is None or encoder.fits(row)]
+        prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
+    except UsageError as error:
+        report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
+        return []
+    problems = [f"row left out: {example}" for example in drops.examples]
+    if drops.broken > len(problems):
+        problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
+    if encoder is not None and len(rows) < len(tried):
+        problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
+    if not tried:
+        filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
+        none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"
+        problems.insert(0, none)
+    columns = tuple(sorted({name for row in rows for name in row} - {"messages", "dataset", "prompt_id"}))
+    report.datasets.append(DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens))
+    return rows
+
+
+def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
+    if encoder is None:
+        return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
+    encoded = encoder.encode(row)
+    assert encoded is not None  # longer ones are left out
+    return encoded.text, len(encoded.token_ids)
+
+
+def _tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
+
+
+def show(report: CheckReport, console: Console) -> None:
+    """Prints the report: one table of rewards, the prompts, and what is wrong."""
+    from rich.markup import escape
+
+    for plugin in report.plugins:
+        found = {word: getattr(plugin, kind) for kind, word in _KINDS.items()}
+        text = "; ".join(f"{word} {', '.join(names)}" for word, names in found.items() if names)
+        console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
+    if report.environment is not None:
+        show_environment(report.environment, console)
+    for data in report.datasets:
+        tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
+        columns = ", ".join(data.columns) or "none"
+        tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
+        console.print(f"dataset {escape(data.name)}: {tried}")
+        # Exactly as it is: not wrapped, nothing in it is markup.
+        console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
+        for problem in data.problems:
+            console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    for note in report.notes:
+        console.print(escape(note), style="yellow", soft_wrap=True)
+    if report.agent is not None:
+        from swift_r1.launch.checks.agents import show_agent
+
+        show_agent(report.agent, console)
+    for tool in report.tools:
+        console.print(f"tool {escape(json.dumps(tool.function, ensure_ascii=False))}", soft_wrap=True, highlight=False)
+        style = "" if tool.outcome == "answer" else "yellow"
+        text = f"  {tool.name}({tool.arguments}) -> {tool.content}"
+        console.print(escape(text), style=style, soft_wrap=True, highlight=False)
+    if report.rewards:
+        console.print(_rewards(report))
+        if report.right is not None:
+            console.print(f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False)
+    for one in report.rewards:
+        for problem in one.problems:
+            console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
+    for fault in report.faults:
+        console.print(escape(fault), style="red", soft_wrap=True)
+    notes = (
+        len(report.notes)
+        + sum(len(one.problems) for one in report.datasets)
+        + sum(len(one.problems) for one in report.rewards)
+    )
+    good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
+    console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
+
+
+def _rewards(report: CheckReport) -> Table:
+    """A column for each reward: in a narrow terminal their names are folded, and nothing is cut."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    styles = ["red" if not one.ok else "yellow" if one.problems else "" for one in report.rewards]
+    columns = (
+        Column(escape(one.name), overflow="fold", style=style)
+        for one, style in zip(report.rewards, styles, strict=True)
+    )
+    table = Table("completion", *columns)
+    for kind in dict.fromkeys(kind for one in report.rewards for kind in one.values):
+        table.add_row(kind, *(_shown(one.values.get(kind, ())) for one in report.rewards))
+    table.add_section()
+    table.add_row("right > wrong", *({True: "yes", False: "no", None: "?"}[one.tells_right] for one in report.rewards))
+    table.add_row("ms per group", *(f"{one.milliseconds:.1f}" for one in report.rewards))
+    return table
+
+
+def _shown(values: Sequence[float | None]) -> str:
+    """One value, or the range over the rows."""
+    texts = list(
+        dict.fromkeys("none" if value is None else "invalid" if math.isnan(value) else f"{value:g}" for value in values)
+    )
+    if len(texts) < 3:
+        return ", ".join(texts)
+    numbers = sorted(value for value in values if value is not None and not math.isnan(value))
+    return f"{numbers[0]:g}..{numbers[-1]:g}" if numbers else ", ".join(texts)

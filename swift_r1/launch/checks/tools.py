@@ -1,0 +1,76 @@
+"""What `swift check` does with tools: each is described as a model sees it, and called once with made-up arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.tool_registry import described
+from swift_r1.errors import UsageError
+from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.plugins import load_plugins
+from swift_r1.plugins.tools.parsing import ToolCall, chosen_parser
+from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
+from swift_r1.plugins.tools.scheduler import check_tool_answers
+
+_MADE_UP = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "object": {}, "array": []}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReport:
+    """How one tool did.
+
+    Attributes:
+        function: its name, description and parameters, as the model sees them.
+        arguments: what it was called with (JSON).
+        content: what the model would read.
+        outcome: answer, error or timeout. None of them breaks a run, and made-up arguments may be wrong ones.
+    """
+
+    name: str
+    function: Mapping[str, Any]
+    arguments: str
+    content: str
+    outcome: str
+
+
+def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
+    """Calls each tool, all at once, in worker processes. Raises as `ToolPool.wait_ready`."""
+    functions = [described(name)["function"] for name in names]
+    calls = [ToolCall("", one["name"], json.dumps(_made_up(one["parameters"]))) for one in functions]
+    limits = ToolLimits(args.tool_timeout, args.max_tool_response_length)
+    with ToolPool(args, limits, partial(load_plugins, args.external_plugins)) as pool:
+        pool.wait_ready(names)
+        answers = asyncio.run(pool.call(calls, names))
+    return [
+        ToolReport(one["name"], one, call.arguments, answer.content, answer.outcome)
+        for one, call, answer in zip(functions, calls, answers, strict=True)
+    ]
+
+
+def template_faults(args: RlhfArguments, encoder: PromptEncoder) -> list[str]:
+    """Why the model's calls could not be read, or answers not be shown to it."""
+    try:
+        check_tool_answers(encoder)
+    except UsageError as error:
+        return list(error.faults)
+    name, why = chosen_parser(args.tool_call_parser, encoder.template)
+    return [] if name else [f"tool calls cannot be read: {why}; --tool_call_parser names vLLM's parser of this model"]
+
+
+def _made_up(schema: Mapping[str, Any]) -> Any:
+    """A value that the schema allows; of an object only what it must have."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return _made_up(schema["anyOf"][0])
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        return {name: _made_up(schema["properties"][name]) for name in schema.get("required", ())}
+    return _MADE_UP.get(kind)

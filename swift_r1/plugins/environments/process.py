@@ -1,0 +1,157 @@
+"""An environment in a process of its own, which reads its rows or tries it: what it imports, prints and replaces stays
+there, and it can be killed. `python -m` of this module is that process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import Any, TextIO
+
+from swift_r1.errors import UsageError, describe
+from swift_r1.plugins.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
+from swift_r1.plugins.environments.kinds import KINDS
+from swift_r1.runtime.processes import end_with_parent, leave
+from swift_r1.workers.confine import confine, end_group, end_strays, end_whole
+
+ROWS_SECONDS = 1800.0
+"""For an environment to load and give its rows; it may download them."""
+
+
+def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
+    """The environment's own rows. Raises UsageError where it has none, or fails."""
+    asked = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
+    lines, fault = _asked(asked, ROWS_SECONDS)
+    if fault is not None:
+        raise UsageError(fault)
+    yield from lines
+
+
+def try_environment(
+    spec: str, args: Mapping[str, Any], kept: Sequence[str], rows: int, seconds: float
+) -> tuple[list[dict[str, Any]], str | None]:
+    """What `_tried` gives, as far as it came within so many seconds, and what went wrong."""
+    return _asked({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
+
+
+def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+    """The lines that the process wrote, and why it did not write all of them. `kept` are the variables that it sees
+    although they look like secrets (`confine`), as episodes do."""
+    # Files, not pipes: what the environment has started and left would hold those open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", __spec__.name]
+        environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
+        try:
+            process.communicate(json.dumps(asked).encode(), seconds)
+        except subprocess.TimeoutExpired:
+            pass  # it has no exit code
+        finally:
+            code = process.poll()
+            end_whole([process.pid] if code is None else [])
+            process.wait()
+            end_group(process.pid)
+            end_strays(_mark_of(process.pid), frozenset())
+        output.seek(0)
+        lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
+        errors.seek(0)
+        said = errors.read().decode(errors="replace")
+    fault = next((line["fault"] for line in lines if "fault" in line), None)
+    if fault is None and code != 0:
+        [end] = deque(said.strip().splitlines() or ["it wrote nothing"], 1)
+        how = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
+        fault = f"--env {asked['spec']}: its process {how}; its last line: {end[:300]}"
+    return [line for line in lines if "fault" not in line], fault
+
+
+def _mark_of(pid: int) -> str:
+    """What everything below that process has in its environment."""
+    return f"environment:{pid}"
+
+
+def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dict[str, Any]]:
+    """One line with the first rows, then one for each episode that is tried on the first of them."""
+    rows = list(islice(agent.rows("train", count), count))
+    package = KINDS[spec.partition(":")[0]].package
+    yield {"rows": rows, "version": _version(package)}
+    if not rows:
+        raise UsageError(f"--env {spec} has no rows")
+    from swift_r1.plugins.environments.scripted import ScriptedModel
+
+    for name, script in agent.scripts(own_columns(rows[0])).items():
+        for calls_tools in (True, False):
+            model, started = ScriptedModel(script, 0, calls_tools), time.perf_counter()
+            about: dict[str, Any] = {"result": None, "error": None}
+            try:
+                row = {**rows[0], "prompt_id": "env:0", "episode_id": "check"}
+                with model.client() as client:
+                    result = asyncio.run(agent().run(client, row))
+                about["result"] = dict(result) if isinstance(result, Mapping) else {"reward": result}
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001  the environment's
+                about["error"] = describe(error)
+            has_tools = any(body.get("tools") for body in model.requests)
+            yield about | {
+                "script": "random calls" if has_tools and calls_tools else name,
+                "seconds": time.perf_counter() - started,
+                "turns": len(model.requests),
+                "first": model.requests[0].get("messages", []) if model.requests else [],
+                "messages": model.messages,
+                "tools": model.requests[0].get("tools", []) if model.requests else [],
+            }
+            if not has_tools:
+                break
+
+
+def _version(package: str | None) -> str:
+    try:
+        return f"{package} {version(package)}" if package else ""
+    except PackageNotFoundError:
+        return package or ""
+
+
+def _main(output: TextIO) -> int:
+    end_with_parent(signal.SIGKILL)
+    asked = json.load(sys.stdin)
+    confine(_mark_of(os.getpid()), asked["kept"])
+
+    def tell(line: Mapping[str, Any]) -> None:
+        output.write(json.dumps(line, default=_plain) + "\n")
+        output.flush()
+
+    try:
+        agent = adapter(asked["spec"], asked["args"])
+        seed_generators("rows")
+        if asked["do"] == "rows":
+            for row in agent.rows(asked["split"], asked["count"]):
+                tell(row)
+        else:
+            for line in _tried(agent, asked["spec"], asked["rows"]):
+                tell(line)
+    except UsageError as error:
+        tell({"fault": str(error)})
+    except Exception as error:  # noqa: BLE001  the environment's
+        tell({"fault": f"--env {asked['spec']} failed: {describe(error)}"})
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Of values that JSON has no form for, numbers and lists of numpy as such; the rest as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+if __name__ == "__main__":
+    # What an environment prints must not come between the lines.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    leave(_main(lines))  # whatever threads it has left

@@ -1,0 +1,202 @@
+"""Rewards, the loss and what it does to the policy."""
+
+from swift_r1.record.glossary.metric import Metric as M
+
+REWARDS = (
+    M("reward", "mean reward of the completions: the weighted sum of the reward functions", "", "rises"),
+    M(
+        "reward_std",
+        "standard deviation of the rewards within a group, mean of the groups",
+        "",
+        "above 0: without a difference there is no advantage",
+    ),
+    M(
+        "frac_reward_zero_std",
+        "groups whose rewards are all equal",
+        "share",
+        "below 0.5; near 1 nothing is learned: the prompts are too hard, too easy or the policy has settled",
+    ),
+    M("frac_groups_all_invalid", "groups without one usable reward", "share", "0"),
+    M("rewards/<reward>/mean", "mean of one reward function or reward model", "", "rises"),
+    M("rewards/<reward>/std", "its standard deviation over all completions", "", "above 0, until it is learned"),
+    M(
+        "rewards/<reward>/invalid",
+        "completions for which it gave no usable value",
+        "share",
+        "0; over `--max_invalid_reward_ratio` the run ends; `invalid_rewards.jsonl` has the causes",
+    ),
+    M(
+        "rewards/<reward>/invalid/<kind>",
+        "those of one kind: `value` (not a finite number), `shape` (not one value per completion), `exception`, "
+        "`timeout`, `died` (its process), `memory`",
+        "share",
+        "",
+        "there were any",
+    ),
+    M(
+        "rewards/<reward>/seconds",
+        "time in the function, added up over its processes",
+        "s",
+        "may be hidden behind generation: `time/reward` is what training waits for",
+    ),
+    M(
+        "dynamic_sample/resampled",
+        "groups that were replaced since their rewards were equal",
+        "groups",
+        "each costs a generation: most of a round means prompts of the wrong difficulty",
+        "`--dynamic_sample true`",
+    ),
+    M(
+        "dynamic_sample/kept_without_signal",
+        "groups without a difference that were trained on all the same (`--max_resample_times` was reached)",
+        "groups",
+        "0",
+        "`--dynamic_sample true`",
+    ),
+    M(
+        "kl_penalty",
+        "what the KL took from a completion's reward, mean",
+        "",
+        "small against `reward`",
+        "`--kl_in_reward true`, or PPO with a KL",
+    ),
+)
+
+POLICY = (
+    M(
+        "loss",
+        "the policy's loss over the whole optimizer step",
+        "",
+        "says little: with one step a round it is near 0 by construction; look at `reward`",
+    ),
+    M(
+        "grad_norm",
+        "norm of the gradient, before clipping",
+        "",
+        "steady; single spikes: a few tokens dominate (`--max_grad_norm`); 0: nothing to learn from",
+    ),
+    M("learning_rate", "of this step", "", "the schedule that was asked for"),
+    M("loss_scale", "by what the loss was multiplied", "", "halves where the gradient overflows", "float16"),
+    M(
+        "skipped",
+        "1 where loss or gradient was not finite and nothing was updated; the batch is in `skipped/`",
+        "share of steps",
+        "0; too many in a row end the run (`--max_skipped_steps`)",
+    ),
+    M(
+        "weights/changed",
+        "16-bit weights that the step changed, in a sample of each matrix",
+        "share",
+        "0.3 % at a learning rate of 5e-7; below 0.01 % updates are rounded away",
+        "weights in 16 bits",
+    ),
+    M(
+        "ratio",
+        "importance ratio: the policy's probability of a token over that before the round (at sequence level of a "
+        "completion), mean",
+        "",
+        "1 in the first step of a round; within 0.1 of it later",
+    ),
+    M(
+        "clip_ratio/low",
+        "ratios below 1 - `--epsilon` where the advantage is negative: these tokens have no gradient; 0 for `cispo`, "
+        "`sapo` and `real`",
+        "share",
+        "0 in the first step of a round, a few percent later; 30 % on both sides together: steps are too large or "
+        "completions too old",
+    ),
+    M(
+        "clip_ratio/high",
+        "ratios above 1 + `--epsilon_high` where the advantage is positive; with `cispo` those above the cap; 0 for "
+        "`sapo` and `real`",
+        "share",
+        "as `clip_ratio/low`",
+    ),
+    M(
+        "entropy",
+        "entropy of the policy at a token, mean",
+        "nats",
+        "falls slowly; below 0.1 without more reward the policy has settled too early",
+    ),
+    M("entropy/max", "the largest mean entropy of a completion", "nats", "", "`--log_entropy true`"),
+    M(
+        "entropy/min",
+        "the smallest",
+        "nats",
+        "near 0: a completion that the policy knows by heart",
+        "`--log_entropy true`",
+    ),
+    M(
+        "entropy/threshold",
+        "entropy from which on a token is trained",
+        "nats",
+        "",
+        "`--top_entropy_quantile` below 1",
+    ),
+    M(
+        "kl",
+        "KL of the policy to its reference at a token (k3 estimator), mean",
+        "nats",
+        "0 to 0.3; above 1 and growing the policy leaves its reference: raise `--beta`, lower the learning rate",
+        "there is a reference (`--beta` above 0)",
+    ),
+    M("ref_model_synced", "1 where the reference took over weights of the policy", "", "", "`--sync_ref_model true`"),
+    M("micro_batches", "micro-batches of each rank in the step"),
+    M("tokens_computed", "tokens that went through the model on all ranks: prompts, completions and padding", "tokens"),
+    M("fipo/future_kl", "discounted sum of later log ratios at a token, mean", "nats", "", "`--loss_type fipo`"),
+    M("fipo/influence_weight", "weight of a token by it, mean", "", "near 1", "`--loss_type fipo`"),
+    M(
+        "fipo/safety_keep_ratio",
+        "tokens that the safety threshold leaves alone",
+        "share",
+        "near 1",
+        "`--loss_type fipo`",
+    ),
+)
+
+CRITIC = (
+    M("value_loss", "the critic's loss", "", "falls, then follows the returns' variance", "PPO"),
+    M(
+        "explained_variance",
+        "1 - Var(returns - values) / Var(returns)",
+        "",
+        "rises towards 1; at or below 0 the critic is no better than a constant: a higher critic learning rate or "
+        "`--critic_warmup_steps`",
+        "PPO",
+    ),
+    M("returns/mean", "mean of the returns at tokens", "", "follows `reward`", "PPO"),
+    M("returns/std", "their standard deviation", "", "above 0", "PPO"),
+    M("values/mean", "mean of the critic's values", "", "near `returns/mean`", "PPO"),
+    M("clip_ratio/value", "tokens whose value was clipped (`--cliprange_value`)", "share", "", "PPO"),
+    M("critic/grad_norm", "norm of the critic's gradient, before clipping", "", "steady", "PPO"),
+    M("critic/learning_rate", "the critic's learning rate", "", "", "PPO"),
+    M("critic/loss_scale", "by what the critic's loss was multiplied", "", "", "PPO in float16"),
+)
+
+TEACHER = (
+    M(
+        "teacher_kl",
+        "the policy's log-prob less the teacher's (of its likeliest tokens the whole KL), mean over tokens",
+        "nats",
+        "falls",
+        "a teacher",
+    ),
+    M(
+        "rlsd_lambda",
+        "how much the teacher weighs tokens",
+        "",
+        "as `--rlsd_lambda` says",
+        "`--advantage_reweight rlsd`",
+    ),
+    M("sdar/gate_mean", "gate of a token by the teacher's lead, mean", "", "0.5: no lead", "`--sdar_loss_coef`"),
+    M("sdar/gate_active_ratio", "tokens with a gate above 1/2", "share", "", "`--sdar_loss_coef`"),
+    M(
+        "sdar/teacher_gap_mean",
+        "the teacher's log-prob less the policy's, mean",
+        "nats",
+        "falls to 0",
+        "`--sdar_loss_coef`",
+    ),
+    M("chord/mu", "weight of the experts' loss", "", "as `--chord_mu_peak` and its like say", "CHORD"),
+    M("chord/nll", "-log-prob of a token of the experts' answers, mean", "nats", "falls", "CHORD"),
+)

@@ -1,0 +1,198 @@
+"""Engine, servers, time and memory; and evaluations."""
+
+from swift_r1.record.glossary.metric import Metric as M
+
+_SERVER = "`--use_vllm true`"
+_OFF_POLICY = "`--log_rollout_offpolicy_metrics true`, `swift replay`"
+
+ROLLOUTS = (
+    M("rollout/weight_version", "the oldest weights that wrote a completion of the round", "version", "rises"),
+    M(
+        "rollout/logp_diff",
+        "a token's log-prob in the trainer against the engine's, mean absolute difference",
+        "nats",
+        "1e-6 in float32, below 0.1 in 16 bits, steady; a jump: weights that did not arrive; with `--top_p` and its "
+        "like it holds what they leave out too",
+    ),
+    M(
+        "rollout/weight_check",
+        "the same for four fixed sequences after an update, the largest of the servers",
+        "nats",
+        "below 0.01 in float32; in 16 bits 0.2, or twice what it is before the first update; above it the weights are "
+        "sent again, then the run ends",
+        f"{_SERVER}, after the first update and every `--weight_check_steps`",
+    ),
+    M("rollout/servers", "servers that take work", "", "all of them", _SERVER),
+    M(
+        "rollout/refused",
+        "answers that were refused since other weights wrote them",
+        "",
+        "0 while no server is lost",
+        _SERVER,
+    ),
+    M("rollout/bytes", "weights that were sent, to all servers together", "bytes", "", _SERVER),
+    M(
+        "rollout/changed_weights",
+        "weights that changed since the version before",
+        "share",
+        "far below 1 at small learning rates, which is what `--weight_delta` saves",
+        "`--weight_delta`",
+    ),
+    M(
+        "rollout/staleness/mean",
+        "rounds between the weights that wrote a token and those trained, mean",
+        "rounds",
+        "at most `--max_staleness`",
+        "`--async_generate true`",
+    ),
+    M("rollout/staleness/max", "of the oldest token", "rounds", "at most `--max_staleness`", "`--async_generate true`"),
+    M(
+        "rollout/ahead_seconds",
+        "time that the round took in the background",
+        "s",
+        "below `time/step`: generation is hidden",
+        "`--async_generate true` with `--max_staleness` above 0",
+    ),
+    M(
+        "rollout/kept_mass",
+        "probability of the tokens that sampling leaves in, mean",
+        "share",
+        "near 1; far below: `--top_p`, `--top_k` or `--min_p` cut much",
+        "sampling from a part of the distribution",
+    ),
+    M(
+        "rollout/weight",
+        "weight that corrects for the engine's log-probs, mean",
+        "",
+        "near 1",
+        "`--rollout_importance_sampling_mode`",
+    ),
+    M(
+        "rollout/weight_over_threshold",
+        "ratios above `--rollout_importance_sampling_threshold`",
+        "share",
+        "near 0",
+        "`--rollout_importance_sampling_mode`",
+    ),
+    M(
+        "rollout/off_policy_masked",
+        "completions that the off-policy mask leaves out",
+        "share",
+        "near 0",
+        "`--off_policy_sequence_mask_delta`",
+    ),
+    M(
+        "rollout/kl",
+        "KL of engine to trainer, E[-log r] with r = p(trainer) / p(engine)",
+        "nats",
+        "near 0",
+        _OFF_POLICY,
+    ),
+    M("rollout/k3_kl", "the same as E[r - 1 - log r], which is never negative", "nats", "near 0", _OFF_POLICY),
+    M("rollout/chi2_token", "E[r^2] - 1 of tokens", "", "near 0", _OFF_POLICY),
+    M("rollout/chi2_seq", "the same of completions, by their geometric mean of r", "", "near 0", _OFF_POLICY),
+    M("rollout/training_ppl", "perplexity of a completion in the trainer, mean", "", "", _OFF_POLICY),
+    M("rollout/rollout_ppl", "in the engine", "", "near `rollout/training_ppl`", _OFF_POLICY),
+    M("rollout/log_ppl_diff", "log of the trainer's perplexity over the engine's, mean", "nats", "near 0", _OFF_POLICY),
+    M("rollout/log_ppl_abs_diff", "its absolute value, mean", "nats", "near 0", _OFF_POLICY),
+    M("rollout/ppl_ratio", "the trainer's perplexity over the engine's, mean", "", "near 1", _OFF_POLICY),
+    M("rollout/ratio_mean", "p(policy now) / p(engine) of a token, mean", "", "near 1", _OFF_POLICY),
+    M("rollout/ratio_max", "the largest of the tokens", "", "small", _OFF_POLICY),
+    M(
+        "rollout/ess_token",
+        "effective sample size of the tokens, by Kish",
+        "share",
+        "near 1; 0.5: half of the tokens say nothing",
+        _OFF_POLICY,
+    ),
+    M("rollout/ess_seq", "of the completions", "share", "near 1, less for long completions", _OFF_POLICY),
+)
+
+TIME = (
+    M("step", "the optimizer step, counted from 1; other values are means since the line before"),
+    M("time/step", "the step, with its share of what the round took: the sum of those below, per step", "s"),
+    M(
+        "time/generate",
+        "training waited for completions",
+        "s",
+        "most of a step where generation is not ahead (`--async_generate`)",
+    ),
+    M("time/reward", "training waited for rewards after the last completion", "s", "near 0"),
+    M("time/teacher", "log-probs of the teacher", "s", "", "a teacher"),
+    M("time/train", "log-probs before training, loss, gradient and update", "s"),
+    M("time/sync", "weights to the engine", "s", "small against `time/train`"),
+    M("time/sleep", "the engine went to sleep and woke", "s", "", "`--sleep_level`"),
+    M(
+        "time/offload",
+        "weights or optimizer state moved to the host and back",
+        "s",
+        "",
+        "`--offload_model` and its like",
+    ),
+    M("tokens_per_second", "completion tokens of a step, over `time/step`", "tokens/s", "steady"),
+    M(
+        "time/rank_slowdown",
+        "time a token of the slowest rank, over the median of the others",
+        "",
+        "near 1; 1.5 and always the same rank: look at its machine",
+        "several ranks",
+    ),
+    M("time/slowest_rank", "which rank that is", "", "another one each time", "several ranks"),
+    M("time/server_slowdown", "the same of rollout servers", "", "near 1", "several servers"),
+    M("time/slowest_server", "which server that is", "", "another one each time", "several servers"),
+    M(
+        "memory/peak_gib",
+        "most memory since the start, of the rank with most: the GPU's, or on a CPU the process's",
+        "GiB",
+        "flat after the first rounds",
+    ),
+    M(
+        "memory/host_gib",
+        "memory of a training process now, of the one with most",
+        "GiB",
+        "flat after the first rounds",
+    ),
+)
+
+EVALUATION = (
+    M(
+        "eval/<set>/accuracy",
+        "completions that are right: the first reward gave 1; the same as `avg@n`",
+        "share",
+        "rises",
+    ),
+    M("eval/<set>/reward", "mean reward", "", "rises"),
+    M("eval/<set>/rewards/<reward>/mean", "mean of one reward function", "", "rises"),
+    M("eval/<set>/avg@<n>", "accuracy of all n completions of a question, mean of the questions", "share", "rises"),
+    M(
+        "eval/<set>/pass@<k>",
+        "questions that k completions solve at least once (unbiased estimate)",
+        "share",
+        "does not fall",
+    ),
+    M(
+        "eval/<set>/maj@<n>",
+        "questions whose most frequent answer is right",
+        "share",
+        "",
+        "answers that can be compared",
+    ),
+    M("eval/<set>/<estimate>/low", "lower end of the 95 % interval", "share"),
+    M("eval/<set>/<estimate>/high", "upper end", "share"),
+    M("eval/<set>/mean_length", "length of a completion, mean", "tokens"),
+    M("eval/<set>/truncated", "completions that reached the limit", "share", "near 0, or the limit is too short"),
+    M("eval/<set>/unanswered", "completions without an answer", "share", "near 0", "a rule that finds answers"),
+    M("eval/<set>/completions", "completions that were judged"),
+    M("eval/<set>/prompts", "questions"),
+    M("eval/<set>/completions/<name>", "as `completions/<name>` above"),
+    M("eval/<set>/multi_turn/<name>", "as `multi_turn/<name>` above", "", "", "several turns"),
+    M("eval/<set>/tools/<name>", "as `tools/<name>` above", "", "", "tools"),
+    M("eval/<set>/agent/<name>", "as `agent/<name>` above", "", "", "an agent or environment"),
+    M(
+        "eval/mean/<name>",
+        "plain mean of several sets, for `accuracy`, `reward` and `completions/mean_length`",
+        "",
+        "",
+        "several sets",
+    ),
+)

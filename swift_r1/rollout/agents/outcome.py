@@ -1,0 +1,207 @@
+"""What became of an episode: from its process's end and its session's record to a conversation."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swift_r1.data.prompts import Prompt
+from swift_r1.rollout.agents.processes import Ended
+from swift_r1.rollout.base import Conversation, TokenSequence
+from swift_r1.rollout.staleness import spans_of
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.sessions.session import SessionState
+from swift_r1.wire.protocol import Completion
+from swift_r1.wire.sessions import RecordedSequence, SessionRecord
+from swift_r1.workers.confine import MEMORY_EXIT
+
+
+class _NoResult(ValueError):
+    """What an agent returned cannot be used."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """An episode that has ended. `seconds` are its own, without those of the model."""
+
+    request_id: str  # of its prompt
+    prompt: Prompt
+    ended: Ended
+    late: bool
+    seconds: float
+    timeout: float
+    needs_reward: bool  # no reward function judges it but `agent_reward`
+
+
+def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -> Conversation:
+    record = state.record()
+    calls = sorted(record.calls, key=lambda call: call.number)
+    failure, result = outcome_of(play, len(calls))
+    # Where the first call was refused there is nothing that the policy could have done otherwise.
+    limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
+    if limited:  # it was cut off, as a completion is at its longest
+        failure, result = None, {"reward": 0.0}
+    turns = {call.number: turn for turn, call in enumerate(calls)}
+    forced = {call.number for call in calls if call.constrained}
+    sequences = [_sequence(one, record, turns, forced) for one in record.sequences]
+    ids: dict[int, tuple[int, ...]] = {}
+    for one, own in zip(record.sequences, sequences, strict=True):
+        for number in one.calls:
+            turn = turns[number]
+            ids[turn] = tuple(t for t, of in zip(one.token_ids, own.turns, strict=True) if of == turn)
+    # The one with the last answer is what rewards see first.
+    in_order = sorted(record.sequences, key=lambda one: one.calls[-1])
+    last = in_order[-1] if in_order else None
+    prompt, messages, text = play.prompt, [dict(one) for one in play.prompt.messages], ""
+    if last is not None:
+        shown = str(prompts.tokenizer.decode(list(last.prompt_token_ids)))
+        prompt = replace(prompt, text=shown, token_ids=tuple(last.prompt_token_ids))
+        messages = [dict(one) for one in last.messages] or messages
+        text = _last_text(last, ids[turns[last.calls[-1]]], prompts)
+    about = {
+        "kinds": dict(record.kinds),
+        "overruled": sum(count for name, count in record.overruled.items() if name != "model"),
+        "constrained": len(forced),
+        "limited": state.limited,
+        "seconds": play.seconds,
+    }
+    noted = {"num_turns": len(calls), "tool_calls": list(_tool_calls(record.sequences)), "agent": about}
+    return Conversation(
+        request_id=play.request_id,
+        prompt=prompt,
+        sequences=sequences,
+        turns=[ids[turn] for turn in sorted(ids)],
+        messages=messages,
+        text=text,
+        other_messages=[[dict(message) for message in one.messages] for one in in_order[:-1]],
+        finish_reason="length" if limited or last is None else last.finish_reason,
+        infos=result | noted,
+        failure=failure,
+    )
+
+
+def outcome_of(play: Play, calls: int) -> tuple[str | None, dict[str, Any]]:
+    """Why it has failed, and what it returned where it has not; of so many calls that were answered."""
+    failure = _failure(play, bool(calls))
+    if failure is not None:
+        return failure, {}
+    try:
+        return None, _result(play, calls)
+    except _NoResult as error:
+        return f"result: {error}", {}
+
+
+def _failure(play: Play, answered: bool) -> str | None:
+    """Its kind and cause, in one line."""
+    ended = play.ended
+    said = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "").strip()[:300]
+    words = f" ({said})" if said else ""
+    if ended.code is None:
+        return "died: the process that agents are forked from was killed"
+    if play.late:
+        return f"timeout: no end within {play.timeout:g} s{words}"
+    if ended.code == MEMORY_EXIT:
+        return "memory: MemoryError"
+    if ended.code < 0:
+        return f"died: signal {-ended.code} ({signal.strsignal(-ended.code)}){words}"
+    if ended.raised is not None:
+        return f"exception: {ended.raised.encode(errors='replace').decode()}"  # it may have half surrogate pairs
+    if ended.code:
+        return f"exit: exit code {ended.code}{words}"
+    return None if answered else f"silent: it made no call of the model that was answered{words}"
+
+
+def _result(play: Play, calls: int) -> dict[str, Any]:
+    """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
+    text, said = play.ended.result, "it returned"
+    if text is None:
+        said = "its last line is"
+        text = next((line for line in reversed(play.ended.stdout.splitlines()) if line.strip()), "")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):  # the latter for one that is nested too deep
+            value = None
+        if not isinstance(value, int | float | dict):  # some JSON that was meant for somebody else
+            value = None
+    else:
+        value = json.loads(text)
+    found = dict(value) if isinstance(value, dict) else {"reward": value}
+    reward = found.setdefault("reward", None)
+    if reward is None and play.needs_reward:
+        raise _NoResult(
+            f"{said} {text[:60]!r}, which is no number and no JSON object with a reward, "
+            "and no other reward function judges"
+        )
+    if reward is not None and not _is_number(reward):
+        raise _NoResult(f"the reward is {str(reward)[:60]!r}, not a finite number")
+    found["reward"] = None if reward is None else float(reward)
+    if (turns := found.get("turn_rewards")) is not None:
+        if not isinstance(turns, list) or not all(map(_is_number, turns)):
+            raise _NoResult("turn_rewards is not a list of finite numbers")
+        if len(turns) != calls:
+            raise _NoResult(f"turn_rewards has {len(turns)} values for {calls} calls of the model")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
+
+
+def _sequence(
+    one: RecordedSequence, record: SessionRecord, turns: Mapping[int, int], forced: set[int]
+) -> TokenSequence:
+    """Tokens of a call that was forced come from a part of the policy's distribution, and are not trained."""
+    lengths = {call.number: call.completion_tokens for call in record.calls}
+    written = iter([number for number in one.calls for _ in range(lengths[number])])
+    writers = [next(written) if own else None for own in one.loss_mask]
+    spans = spans_of(one.versions)
+    versions = [version for _, version in spans]
+    completion = Completion(
+        token_ids=one.token_ids,
+        logprobs=one.logprobs,
+        finish_reason=one.finish_reason,
+        weight_version=min(versions),
+        newest_weight_version=max(versions) if len(spans) > 1 else None,
+        weight_versions=spans if len(spans) > 1 else None,
+    )
+    mask = [writer is not None and writer not in forced for writer in writers]
+    own = [-1 if writer is None else turns[writer] for writer in writers]
+    return TokenSequence(one.prompt_token_ids, completion, mask, own)
+
+
+def _last_text(one: RecordedSequence, ids: Sequence[int], prompts: PromptTokenizer) -> str:
+    if one.messages:
+        return str(one.messages[-1].get("content") or "")
+    return str(prompts.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any]]:
+    """The calls that the model made of tools, each with the agent's answer, as runs with `--tools` have them."""
+    known: set[str] = set()  # what branches share is in several
+    for one in sequences:
+        turn = 0
+        tools = {tool["function"]["name"] for tool in one.tools}
+        answers = {message.get("tool_call_id"): message for message in one.messages if message["role"] == "tool"}
+        for message in one.messages:
+            turn += message["role"] == "assistant"
+            for call in message.get("tool_calls") or ():
+                if call["id"] in known:
+                    continue
+                known.add(call["id"])
+                answer, name = answers.get(call["id"]), call["function"]["name"]
+                outcome = "unanswered" if answer is None else "answer"
+                yield {
+                    "turn": turn,
+                    "name": name,
+                    "arguments": call["function"]["arguments"],
+                    "content": None if answer is None else answer["content"],
+                    "outcome": outcome if name in tools else "unknown",  # a name that the model has made up
+                    "cut": False,
+                }

@@ -1,0 +1,338 @@
+"""The rollout servers of a run (one or more) as one, on rank 0. Which of them take work is in `health.py`, how requests
+are spread over them in `router.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import threading
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from swift_r1.errors import UsageError
+from swift_r1.record.events import Events
+from swift_r1.record.metrics import slowdown
+from swift_r1.record.spans import Spans
+from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health
+from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
+from swift_r1.rollout.staleness import ServedVersions
+from swift_r1.sync.buckets import Tensors
+from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
+from swift_r1.sync.transport import HTTP, NCCL, overlapped
+from swift_r1.sync.tree import Link, fanout_of, joined
+from swift_r1.sync.writer import Bucket
+from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+
+logger = logging.getLogger(__name__)
+
+_HEALTH_S = 2.0
+_LOOKS_AT_ONCE = 5  # every LOOK_S
+_AT_ONCE = 64  # servers that are asked for something else than completions
+_FILES, _FILES_EACH, _MOST_FILES = 256, 4, 1 << 16  # open ones: without servers, of each, and as many as are wanted
+
+
+class ServerPool:
+    """Asks all servers, pushes to all, and brings lost ones back.
+
+    Args:
+        sessions: of servers that are alike (see `why_not_alike`); else UsageError is raised.
+        timeout_s: longest wait with no server at all.
+        transport: `--weight_transport`; `nccl` with one server.
+        compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
+        fanout: `--weight_fanout`; None: what suits the servers.
+        spans, tell: get what each server does, and which is lost or back, joins or leaves.
+        source: what names the servers, where they come and go (`follow`).
+        stopping: whether the run was told to stop.
+    """
+
+    def __init__(
+        self,
+        sessions: Sequence[ServerSession],
+        timeout_s: float,
+        transport: str,
+        compare: bool | None = None,
+        fanout: int | None = None,
+        spans: Spans | None = None,
+        tell: Events | None = None,
+        source: str | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if _requests_at_once(len(sessions)) < len(sessions):
+            needed, allowed = _FILES + (_FILES_EACH + 1) * len(sessions), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise UsageError(
+                f"{len(sessions)} rollout servers take {needed} open files, and this process may open {allowed}: "
+                "raise its limit (ulimit -Hn)"
+            )
+        if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
+            raise UsageError(why)
+        infos = [one.first for one in sessions]
+        # The servers' info at the start.
+        of_all = {name: all(getattr(info, name) for info in infos) for name in ("own_base", "can_sleep")}
+        self.first = infos[0].model_copy(update=of_all)
+        self.served = ServedVersions(max(info.weight_version for info in infos))
+        self.snapshot = WeightSnapshot()
+        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell, source, stopping)
+        self._spans = spans or Spans()
+        self._numbers: dict[str, int] = {}
+        for one in sessions:
+            self._record(one)
+        self.by_nccl, self._compare, self._fanout = transport == NCCL, compare, fanout
+        self._told_fanout: int | None = None
+        self._told_files = False
+        self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
+        self.stale = 0  # answers by weights of this run that were too old
+        self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
+        self._bytes_of_left = 0
+        self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
+
+    @property
+    def sessions(self) -> Sequence[ServerSession]:
+        return self.health.sessions
+
+    @property
+    def version(self) -> int:
+        """The highest number of the newest weights."""
+        return max(self.served.current)
+
+    def close(self) -> None:
+        """Ends the waiting for servers, gives the leases back, and closes the connections."""
+        self.health.close()
+
+    def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
+        """From now on the servers are those of these `urls`: a newcomer's session, which `make` makes, joins, and who
+        is no longer named leaves. To be called by one thread."""
+        members = {one.url: one for one in self.sessions}
+        for url in members.keys() - urls:
+            with self._counting:
+                self.stale += members[url].refused
+                self._bytes_of_left += members[url].writer.sent_bytes
+                self.health.leave(members[url])
+        for url in sorted(set(urls) - members.keys()):
+            newcomer = make(url)
+            self._record(newcomer)
+            self.health.join(newcomer)
+
+    def _record(self, session: ServerSession) -> None:
+        """A server that comes again writes its lane on."""
+        session.number = self._numbers.setdefault(session.url, len(self._numbers))
+        session.record(self._spans, f"server-{session.number}")
+
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
+        that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
+        of several servers (`slowdown`)."""
+        with self._counting:
+            sessions = self.sessions
+            refused, self.stale = self.stale + sum(one.refused for one in sessions), 0
+            for one in sessions:
+                one.refused = 0
+            sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
+        taken = {
+            "rollout/refused": float(refused),
+            "rollout/servers": float(len(self.health.ready)),
+            "rollout/bytes": float(sent - self._counted_bytes),
+        }
+        self._counted_bytes = sent
+        if self.snapshot.total:
+            taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
+        paces = {one.number: one.take_pace() for one in sessions}
+        return taken | slowdown("server", [paces.get(number, 0.0) for number in range(len(self._numbers))])
+
+    def ask(
+        self,
+        requests: Sequence[RolloutRequest],
+        versions: Container[int],
+        on_answer: Callable[[RolloutOutput], None],
+        check_going_on: Callable[[], None] = lambda: None,
+        calls: OpenCalls | None = None,
+    ) -> None:
+        """Completions of all requests, and of `calls` until they are closed, by weights of these `versions`; each
+        output goes to `on_answer` as it comes. Threads may ask at the same time, also while another one pushes.
+        `check_going_on` is called again and again; what it raises ends it.
+
+        Raises:
+            ServerUnreachable: no server was there for too long, or all are given up.
+            RunFailed: a server refused a request, answered with other weights, or all are given up.
+            GatherAgain: see there; what was answered by then has been handed over.
+        """
+        at_once = max(1, _requests_at_once(len(self.sessions)))
+        if len(requests) > at_once and not self._told_files:
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
+            logger.warning(line, at_once, allowed)
+            self._told_files = True
+        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls).run())
+
+    def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
+        """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
+        `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
+        try:
+            if self.from_device(adapter is not None):
+                self._push_from_device(buckets, adapter)
+            else:
+                self._push_from_snapshot(buckets, adapter)
+        finally:
+            if self.snapshot.writing:
+                self.snapshot.end(whole=False)
+        self.health.wait_for_any()
+
+    def from_device(self, adapter: bool) -> bool:
+        """Whether weights, or with `adapter` an adapter alone, are taken where they are."""
+        return self.by_nccl or (self._shares_gpu and not adapter)
+
+    def published(self) -> None:
+        """A new version is served: earlier losses no longer count."""
+        for one in self.health.ready:
+            one.gained()
+
+    def sleep(self, level: int) -> None:
+        """The engines give their memory back, except one that is lost while another is there: it stays awake when it is
+        back. Raises as `push`."""
+        self._each(lambda session: session.sleep(level))
+
+    def wake(self) -> None:
+        """The engines have their memory again; raises as `push`."""
+        self._each(ServerSession.wake)
+
+    def largest_difference(self, sequences: Sequence[Sequence[int]], difference: Callable[[LogProbs], float]) -> float:
+        """The largest `difference` of an engine's log-probs of given tokens; each server's is logged. Raises as `push`,
+        and RunFailed where a server refused the sequences."""
+        found: dict[str, float] = {}
+
+        def compare(session: ServerSession) -> None:
+            copies = session.score(sequences, self.served.current)
+            found[session.url] = max(map(difference, copies), key=_nan_is_largest)
+
+        self._each(compare)
+        if len(found) > 1:
+            logger.info("weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items()))
+        return max(found.values(), key=_nan_is_largest)
+
+    def _each(self, work: Callable[[ServerSession], None]) -> None:
+        """Runs `work` on each server that is ready, all at the same time, until it has ended well on at least one."""
+        done = [False]
+        while not any(done):
+            self.health.wait_for_any()
+            ready = self.health.ready
+            with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
+                done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
+
+    def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        """By NCCL, or to an engine on the same GPU. The snapshot has nothing, so a server that is lost gets its
+        weights by another push."""
+        with suppress(GatherAgain):
+            self.health.wait_for_any()
+        version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
+        for session, epoch in targets.items():
+            self._push_to(session, epoch, version, buckets, adapter, lend=not self.by_nccl)
+
+    def _push_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        ready = self.health.ready
+        by_http = any(one.writer.transport == HTTP for one in ready)
+        compare = by_http if self._compare is None else self._compare
+        shared = any(one.takes_files for one in ready)
+        version, targets = self.health.begin_version(
+            lambda number: self.snapshot.begin(number, adapter, compare, shared)
+        )
+        links = self._tree(targets)
+        faults: list[Exception] = []
+
+        def push_to(session: ServerSession, epoch: int) -> None:
+            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
+            try:
+                self._push_to(session, epoch, version, kept, adapter, link=links.get(session))
+            except Superseded:
+                pass  # the weights could not be gathered, or this server was lost for silence
+            except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
+                if session.epoch == epoch:
+                    faults.append(error)
+            finally:
+                if session in links:
+                    links[session].tell(False)
+
+        threads: dict[ServerSession, threading.Thread] = {}
+        for session, epoch in targets.items():
+            session.pushing = threads[session] = threading.Thread(target=push_to, args=(session, epoch), daemon=True)
+            session.pushing.start()
+        overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
+        self.snapshot.end(whole=True)
+        self._wait_for(threads, targets)
+        if faults:
+            raise faults[0]
+
+    def _tree(self, targets: Mapping[ServerSession, int]) -> dict[ServerSession, Link]:
+        """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
+        of servers that others reach under the trainer's name for them."""
+        within = [
+            one
+            for one in targets
+            if one.writer.takes_relays and not one.takes_files and (self._fanout is not None or not one.is_on_loopback)
+        ]
+        fanout = fanout_of(self._fanout, len(within))
+        if fanout and fanout != self._told_fanout:
+            logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
+            self._told_fanout = fanout
+
+        def wanted(session: ServerSession, epoch: int) -> Callable[[], bool]:
+            return lambda: session.epoch == epoch
+
+        links = [Link(one.client, one.writer.token, wanted(one, targets[one])) for one in within]
+        return dict(zip(within, joined(links, fanout), strict=True))
+
+    def _push_to(
+        self,
+        session: ServerSession,
+        epoch: int,
+        version: int,
+        buckets: Iterable[Bucket],
+        adapter: AdapterConfig | None,
+        lend: bool = False,
+        link: Link | None = None,
+    ) -> None:
+        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend, link)):
+            self.health.has_newest(session, epoch)
+
+    def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
+        """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
+        heard = dict.fromkeys(threads, time.monotonic())
+        looked = dict(heard)  # oldest first
+
+        def look(session: ServerSession) -> None:
+            asked = time.monotonic()
+            if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
+                heard[session] = time.monotonic()
+            elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
+                raise ServerLost
+
+        # In threads: silent servers would keep the others from being looked at.
+        with ThreadPoolExecutor(_AT_ONCE) as looks:
+            while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+                threads[next(iter(running))].join(LOOK_S)
+                for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
+                    if (now := time.monotonic()) - looked[session] <= _HEALTH_S:
+                        break
+                    del looked[session]
+                    if session in running:
+                        looked[session] = now
+                        looks.submit(self.health.attempt, session, epochs[session], partial(look, session))
+
+
+def _requests_at_once(servers: int) -> int:
+    """For how many requests there are files: one that waits for its answer has a connection of its own. Raises this
+    process's limit, usually 1,024, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < (raised := min(hard, _MOST_FILES)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return soft - _FILES - _FILES_EACH * servers
+
+
+def _nan_is_largest(value: float) -> tuple[bool, float]:
+    return value != value, value

@@ -1,0 +1,175 @@
+"""One round's completions and rewards: prompts out of the data, through the engine and the reward functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from swift_r1.algorithms import from_flags, groups_without_signal
+from swift_r1.algorithms.rewards import Composition
+from swift_r1.errors import RunFailed
+from swift_r1.flags import Plan, RlhfArguments
+from swift_r1.record.recorder import Recorder
+from swift_r1.record.spans import Stopwatch
+from swift_r1.rollout.base import Conversation, OnDone, Rollouts
+from swift_r1.rollout.multi_turn import Asked, Turns
+from swift_r1.rollout.prompts import Prompts
+from swift_r1.rollout.scoring import OpenRewards, ScoredRound, Scoring
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
+
+
+@dataclass(frozen=True)
+class RoundSampler:
+    """Samples and scores rounds, each when it is asked for. All methods are collective; `prompts` and `open_rewards`
+    are on rank 0, None elsewhere. `progress` is told what comes now, see `Watchdog`; request ids begin with
+    `run_id`."""
+
+    args: RlhfArguments
+    plan: Plan
+    ranks: Ranks
+    rollouts: Rollouts
+    turns: Turns
+    sampling: SamplingParams
+    run_id: str
+    prompts: Prompts | None
+    open_rewards: OpenRewards | None
+    recorder: Recorder
+    stopwatch: Stopwatch
+    progress: Callable[[str], None]
+    on_done: OnDone
+
+    def publish_weights(self, begun: int, in_the_middle: bool) -> None:
+        """Sends the weights to the engine; `begun` rounds were begun, of which the last may not be over."""
+        self.rollouts.publish_weights()
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """Prompts taken by the sampled rounds, and their hash (`Prompts`); on rank 0."""
+        assert self.prompts is not None
+        return self.prompts.taken, self.prompts.digest
+
+    def sample(self, number: int, step: int) -> ScoredRound | None:
+        """Completions and rewards of round `number`, from 0, begun after `step` optimizer steps; on rank 0.
+
+        With `--dynamic_sample`, prompts whose group has no signal are replaced by the next prompts of the data, and
+        those again, at most `--max_resample_times` times.
+        """
+        asked = self.plan.prompts_per_round
+        scored = self._generate_and_score(number, step, asked, 0)
+        if self.args.dynamic_sample:
+            silent = self._without_signal(scored)
+            for _ in range(self.args.max_resample_times):
+                if not silent:
+                    break
+                fresh = self._generate_and_score(number, step, len(silent), asked)
+                asked += len(silent)
+                if scored is not None and fresh is not None:
+                    scored = scored.with_groups_replaced(silent, fresh, self.plan.num_generations)
+                silent = self._without_signal(scored)
+            if scored is not None:
+                scored.metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
+                scored.metrics["dynamic_sample/kept_without_signal"] = float(len(silent))
+        if scored is not None:
+            _check_episodes(scored)
+        if self.args.async_generate and not self.args.max_staleness and scored is not None:
+            scored.metrics.update(dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0))
+        return scored
+
+    def _generate_and_score(self, number: int, step: int, count: int, first: int) -> ScoredRound | None:
+        """Completions of the next `count` prompts and their rewards, on rank 0; this round has asked for `first`
+        already. Rewards are computed while other completions are still generated; `time/reward` is what is left of
+        that."""
+        with self.ranks.busy():  # streamed ones may come from far away
+            prompts = self.prompts.take(count, number) if self.prompts is not None else []
+        asked = [
+            (
+                prompt,
+                RolloutRequest(
+                    request_id=f"{self.run_id}/{number}/{position}",
+                    prompt_token_ids=prompt.token_ids,
+                    n=self.plan.num_generations,
+                    seeds=tuple(
+                        completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
+                        for index in range(self.plan.num_generations)
+                    ),
+                    sampling=self.sampling,
+                ),
+            )
+            for position, prompt in enumerate(prompts, start=first)
+        ]
+        self.recorder.phase("generating", count * self.plan.num_generations)
+        self.progress("generation")
+        compose = from_flags(Composition, self.args)
+        waits = self.args.use_vllm and self.prompts is None  # rank 0 alone asks a server
+        with self.stopwatch.timed("generate", "wait" if waits else None):
+            scoring = self.generate(asked, count, count, self.open_rewards, compose, step, first)
+        self.recorder.phase_end()
+        if scoring is None:
+            return None
+        self.progress("the rewards")
+        with self.stopwatch.timed("reward"), self.ranks.busy():
+            return scoring.result()
+
+    def generate(
+        self,
+        asked: Asked,
+        count: int,
+        at_once: int,
+        open_rewards: OpenRewards | None,
+        compose: Composition,
+        step: int,
+        first_group: int = 0,
+        look: Callable[[], None] = lambda: None,
+    ) -> Scoring | None:
+        """Generates the conversations of `count` prompts, `at_once` together, and gives them to the reward functions as
+        they come; on rank 0, which has the prompts, the rewards to wait for. Collective, as `look` may be, which is
+        called after those that were generated together."""
+        scoring = None
+        if open_rewards is not None:
+            state = {"global_step": step, "max_steps": self.plan.total_steps}
+            prompts, request_ids = [one for one, _ in asked], [request.request_id for _, request in asked]
+            how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
+            scoring = Scoring(prompts, request_ids, *how)
+
+        def add(group: Sequence[Conversation]) -> None:
+            if scoring is not None and not self.rollouts.unwanted():
+                scoring.add(group)
+
+        for start in range(0, count, at_once):
+            part = None if scoring is None else asked[start : start + at_once]
+            self.turns.generate(part, self.on_done, add)
+            look()
+        return scoring
+
+    def _without_signal(self, scored: ScoredRound | None) -> list[int]:
+        """Places of the round's groups without signal, on every rank."""
+        found = None
+        if scored is not None:
+            per_turn = self.args.advantage_per == "turn"
+            found = [torch.tensor(silent_groups(scored, self.plan.num_generations, per_turn), dtype=torch.long)]
+        places: list[int] = self.ranks.broadcast(found)[0].tolist()
+        return places
+
+
+def silent_groups(scored: ScoredRound, num_generations: int, per_turn: bool = False) -> list[int]:
+    """Places of the groups that teach nothing: `groups_without_signal`, and `per_turn` those alone of whose valid
+    episodes all rewards of turns are equal too."""
+    rewards = torch.tensor([item.objective for item in scored.trained])
+    silent: list[int] = groups_without_signal(rewards, num_generations).nonzero().flatten().tolist()
+    if not per_turn:
+        return silent
+    valid = [[] if math.isnan(one.objective) else one.conversation.turn_rewards for one in scored.trained]
+    ends = {place: (place * num_generations, (place + 1) * num_generations) for place in silent}
+    return [place for place, (first, end) in ends.items() if len(set(chain.from_iterable(valid[first:end]))) < 2]
+
+
+def _check_episodes(scored: ScoredRound) -> None:
+    """Raises RunFailed where no episode of an agent came to a result."""
+    failures = [item.conversation.failure for item in scored.generated]
+    if failures[0] is not None and all(failure is not None for failure in failures):
+        raise RunFailed(f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}")

@@ -1,0 +1,353 @@
+"""From conversations to rewards: what the reward functions see, and what the loop and the logs get back."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from typing import Any
+
+from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
+from swift_r1.data.prompts import Prompt
+from swift_r1.data.rows import TOOL_COLUMNS
+from swift_r1.data.sampler import Outcome
+from swift_r1.record.recorded import FIELDS
+from swift_r1.rewards.batch import OpenRewardBatch, column_of
+from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
+from swift_r1.rollout.base import FAILURES, Conversation
+from swift_r1.rollout.texts import text_metrics
+
+OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCompletion:
+    """A conversation with its rewards."""
+
+    conversation: Conversation
+    group: int  # number of its prompt within the round; those of resampled prompts follow the first ones
+    number: int  # its place in the group
+    rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
+    reward: float  # their weighted sum; NaN where no advantage can be computed from it
+    objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
+    outcome: float  # the objective without what the rewards of turns add by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """All completions that were generated for a round; `calls` are what the reward functions were given and answered,
+    for each time that prompts were sampled."""
+
+    trained: Sequence[ScoredCompletion]  # whole groups, one after another
+    calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
+    dropped: Sequence[ScoredCompletion] = ()  # of groups without signal that others have replaced (`--dynamic_sample`)
+    metrics: dict[str, float] = field(default_factory=dict)  # more to log of the round
+
+    @property
+    def generated(self) -> list[ScoredCompletion]:
+        return [*self.trained, *self.dropped]
+
+    @property
+    def no_reward(self) -> str | None:
+        """Why no completion has a reward; None where one has."""
+        if not all(math.isnan(item.reward) for item in self.generated):
+            return None
+        failures = [item.conversation.failure for item in self.generated if item.conversation.failure is not None]
+        invalid = [f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid]
+        return next(chain(failures, invalid), "each reward function returned None for all of them")
+
+    def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
+        """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
+        trained, dropped = list(self.trained), list(self.dropped)
+        for number, place in enumerate(places):
+            group = slice(place * size, (place + 1) * size)
+            dropped += trained[group]
+            trained[group] = fresh.trained[number * size : (number + 1) * size]
+        return replace(self, trained=trained, dropped=dropped, calls=[*self.calls, *fresh.calls])
+
+    def columns(self) -> list[RewardColumn]:
+        """Each function's answers to several calls as if they had been one."""
+        return [
+            column_of(answers[0].name, answers, sum(column.seconds for column in answers))
+            for answers in zip(*(columns for _, columns in self.calls), strict=True)
+        ]
+
+
+class Scoring:
+    """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end,
+    in the order of `prompts`, which are numbered from `first_group`. `trainer_state` is what rewards are told of the
+    run; with `by_turns` what an agent returned counts turn by turn alone."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        request_ids: Sequence[str],
+        open_rewards: OpenRewards,
+        compose: Composition,
+        trainer_state: Mapping[str, int],
+        first_group: int = 0,
+        by_turns: bool = False,
+    ) -> None:
+        self._compose, self._first, self._by_turns = compose, first_group, by_turns
+        self._places = {request_id: place for place, request_id in enumerate(request_ids)}
+        if len(self._places) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
+        self._names = sorted({name for prompt in prompts for name in prompt.columns})
+        self._batch = open_rewards(trainer_state)
+        self._groups: dict[int, Sequence[Conversation]] = {}
+
+    def add(self, group: Sequence[Conversation]) -> None:
+        """Takes all conversations of one prompt; does not wait for their rewards."""
+        place = self._places[group[0].request_id]
+        self._groups[place] = group
+        self._batch.add(place, self._reward_batch(group))
+
+    def result(self) -> ScoredRound:
+        """Waits for the rewards. Raises ValueError where conversations of a prompt were not added."""
+        if len(self._groups) != len(self._places):
+            raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
+        batch, columns = self._batch.result()
+        flat = [one for place in sorted(self._groups) for one in self._groups[place]]
+        failed = {place for place, one in enumerate(flat) if one.failure is not None}
+        columns = [_without(column, failed) for column in columns] if failed else columns
+        more = batch.columns["is_truncated"], batch.group_size
+        totals = self._compose([column.values for column in columns], *more)
+        outcomes = totals.objectives
+        if self._by_turns:
+            outcomes = self._compose([_without_turns(column) for column in columns], *more).objectives
+        ended = [
+            (conversation, self._first + place, number)
+            for place in sorted(self._groups)
+            for number, conversation in enumerate(self._groups[place])
+        ]
+        scored = [
+            ScoredCompletion(
+                conversation=conversation,
+                group=group,
+                number=number,
+                rewards={column.name: column.values[i] for column in columns},
+                reward=math.nan if i in failed else totals.rewards[i],
+                objective=math.nan if i in failed else totals.objectives[i],
+                outcome=math.nan if i in failed else outcomes[i],
+            )
+            for i, (conversation, group, number) in enumerate(ended)
+        ]
+        return ScoredRound(scored, [(batch, columns)])
+
+    def _reward_batch(self, group: Sequence[Conversation]) -> RewardBatch:
+        turns = [list(map(list, one.turns)) for one in group]
+        scheduled = group[0].infos is not None
+        more: dict[str, Any] = {"rollout_infos": [one.infos for one in group]} if scheduled else {}
+        if all(made_calls(one) is not None for one in group):
+            more |= {name: [(one.infos or {})[name] for one in group] for name in TOOL_COLUMNS}
+        return reward_batch(
+            [one.text for one in group],
+            [one.prompt.columns for one in group],
+            self._names,
+            len(group),
+            messages=[one.messages for one in group],
+            prompt_id=[one.prompt.prompt_id for one in group],
+            request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],  # a scheduler's uuid
+            dataset=[one.prompt.dataset for one in group],
+            finish_reason=[one.finish_reason for one in group],
+            response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
+            **more,
+        )
+
+
+def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
+    """What a function said of episodes that failed is no reward, and no fault of its own."""
+    values = tuple(None if place in failed else value for place, value in enumerate(column.values))
+    return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
+
+
+def _without_turns(column: RewardColumn) -> list[float | None]:
+    """The values of a function, 0 for those that are sums of their turns' rewards."""
+    factor = 0.0 if column.name == "agent_reward" else 1.0
+    return [None if value is None else factor * value for value in column.values]
+
+
+def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
+    """What became of each group of a round, those included that others have replaced; `advantages` are of
+    `scored.trained`, `step` is the first optimizer step on them."""
+    total = math.fsum(map(abs, advantages)) or 1.0
+    shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
+    groups = groupby(zip(scored.generated, shares, strict=True), key=lambda one: one[0].group)
+    return [_outcome(list(group), step) for _, group in groups]
+
+
+def _outcome(group: Sequence[tuple[ScoredCompletion, float]], step: int) -> Outcome:
+    completions = [one for one, _ in group]
+    valid = [one.reward for one in completions if not math.isnan(one.reward)]
+    objectives = {one.objective for one in completions if not math.isnan(one.objective)}
+    judged = [next(iter(one.rewards.values())) for one in completions]
+    return Outcome(
+        row=completions[0].conversation.prompt.row,
+        step=step,
+        reward=mean(valid) if valid else None,
+        pass_rate=mean([float(value is not None and value >= RIGHT) for value in judged]),
+        has_signal=len(objectives) > 1,
+        gradient_share=math.fsum(share for _, share in group),
+    )
+
+
+def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
+    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
+    `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
+    (in all and by kind) and seconds."""
+    groups: dict[int, list[float]] = {}
+    for item in scored:
+        groups.setdefault(item.group, [])
+        if not math.isnan(item.reward):
+            groups[item.group].append(item.reward)
+    metrics = group_statistics(list(groups.values()))
+    for column in columns:
+        known = [value for value in column.values if value is not None and not math.isnan(value)]
+        metrics[f"rewards/{column.name}/mean"] = mean(known)
+        metrics[f"rewards/{column.name}/std"] = sample_std(known)
+        metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
+        for kind, count in Counter(bad.kind for bad in column.invalid).items():
+            metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
+        metrics[f"rewards/{column.name}/seconds"] = column.seconds
+    return metrics
+
+
+def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
+    """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
+    tokens."""
+    conversations = [item.conversation for item in scored]
+    lengths = [one.length for one in conversations]
+    several = {}
+    if conversations[0].infos is not None:
+        turns = [len(one.turns) for one in conversations]
+        several = {
+            "multi_turn/mean_turns": mean(turns),
+            "multi_turn/max_turns": float(max(turns)),
+            "multi_turn/trained_tokens": sum(sum(own.loss_mask) for one in conversations for own in one.sequences)
+            / max(1, sum(lengths)),
+        }
+    return (
+        several
+        | tool_metrics(conversations)
+        | agent_metrics(conversations)
+        | {
+            "completions/mean_length": mean(lengths),
+            "completions/max_length": float(max(lengths)),
+            "completions/clipped_ratio": mean([float(one.finish_reason == "length") for one in conversations]),
+        }
+    )
+
+
+def made_calls(conversation: Conversation) -> list[dict[str, Any]] | None:
+    """Those of `tool_scheduler`; another scheduler may note anything under that name."""
+    calls = (conversation.infos or {}).get("tool_calls")
+    own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
+    return calls if own else None
+
+
+def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """Of the calls that the model made: under `tools/<name>/` calls, and those that gave an error, ran out of time or
+    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls` turns
+    with a call that could not be read."""
+    found = [calls for one in conversations if (calls := made_calls(one)) is not None]
+    if not found:
+        return {}
+    made = [call for calls in found for call in calls]
+    metrics = {
+        f"tools/{kind}_calls": float(sum(call["outcome"] == kind for call in made)) for kind in ("unknown", "unread")
+    }
+    made = [call for call in made if call["outcome"] not in ("unknown", "unread")]
+    described = {tool["function"]["name"] for one in conversations for tool in one.prompt.tools}
+    for name in sorted(described | {call["name"] for call in made}):
+        own = [call for call in made if call["name"] == name]
+        outcomes = Counter(call["outcome"] for call in own)
+        metrics |= {
+            f"tools/{name}/calls": float(len(own)),
+            f"tools/{name}/errors": float(outcomes["error"]),
+            f"tools/{name}/timeouts": float(outcomes["timeout"]),
+            f"tools/{name}/cut": float(sum(call["cut"] for call in own)),
+            f"tools/{name}/seconds": math.fsum(call.get("seconds", 0.0) for call in own),
+        }
+    return metrics
+
+
+def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
+    (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
+    extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
+    about = [one.infos["agent"] for one in conversations if one.infos is not None and "agent" in one.infos]
+    if not about:
+        return {}
+    returned: dict[str, list[float]] = defaultdict(list)
+    for one in conversations:
+        for name, value in (one.infos or {}).items():
+            if isinstance(value, int | float) and name not in ("reward", "num_turns"):
+                returned[name].append(value)
+    failed = Counter(one.failure.partition(":")[0] for one in conversations if one.failure is not None)
+    kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
+    return {
+        "agent/failed": float(failed.total()),
+        **{f"agent/{kind}": float(failed[kind]) for kind in FAILURES},
+        "agent/limited": float(sum(one["limited"] for one in about)),
+        "agent/sequences": sum(len(one.sequences) for one in conversations) / len(about),
+        "agent/seconds": sum(one["seconds"] for one in about) / len(about),
+        "agent/overruled": float(sum(one["overruled"] for one in about)),
+        "agent/constrained": float(sum(one["constrained"] for one in about)),
+        **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
+        **{f"agent/returned/{name}": sum(values) / len(values) for name, values in sorted(returned.items())},
+    }
+
+
+def round_metrics(scored: ScoredRound) -> dict[str, float]:
+    """What to log of a round, over all that was generated."""
+    everything = scored.generated
+    metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
+    metrics |= text_metrics([item.conversation for item in everything])
+    versions = [one.weight_version for item in everything for one in item.conversation.completions]
+    metrics["rollout/weight_version"] = float(min(versions))
+    return metrics | scored.metrics
+
+
+def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
+    """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
+    which is the end of `prompt` too."""
+    conversation, completions = item.conversation, item.conversation.completions
+    newest = [one.newest_weight_version or one.weight_version for one in completions]
+    row: dict[str, Any] = {
+        "step": step,
+        "prompt_id": conversation.prompt.prompt_id,
+        "request_id": conversation.request_id,
+        "group": item.group,
+        "number": item.number,
+        "prompt": conversation.prompt.text,
+        "completion": conversation.text,
+        **{f"rewards/{name}": value for name, value in item.rewards.items()},
+        "reward": item.reward,
+        "advantage": advantage,
+        "tokens": conversation.length,
+        "finish_reason": conversation.finish_reason,
+        "weight_version": min((one.weight_version for one in completions), default=None),
+    }
+    if completions and max(newest) != row["weight_version"]:  # which is the oldest of several that wrote it
+        row["newest_weight_version"] = max(newest)
+        if len(completions) == 1 and completions[0].weight_versions:
+            row["weight_versions"] = completions[0].weight_versions
+    if len(completions) != 1:
+        row["sequences"] = len(completions)
+    invalid = [name for name, value in item.rewards.items() if value is not None and math.isnan(value)]
+    if invalid:
+        row["invalid"] = invalid
+    if conversation.failure is not None:
+        row["failure"] = conversation.failure
+    if conversation.infos is not None:
+        row |= {"turns": len(conversation.turns), "messages": conversation.messages}
+        row |= {"other_messages": conversation.other_messages} if conversation.other_messages else {}
+        if (calls := made_calls(conversation)) is not None:  # without what a repeated run has otherwise
+            row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
+    if dropped:
+        row["dropped"] = True
+    # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
+    columns = conversation.prompt.columns.items()
+    return row | {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}

@@ -1,0 +1,274 @@
+"""The embedded engine: completions from a transformers model in the trainer's own process, all of a round together.
+Each prompt is read once, its keys and values are shared by its `n` completions, and rows that end leave the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from swift_r1.serving.engines.decoding import (
+    AppendCache,
+    Groups,
+    check_layers,
+    decoding,
+    sample,
+    shares_prompts,
+    uniform_streams,
+)
+from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
+
+_CACHE_BYTES = 2 * 2**30
+_COMPACT_BELOW = 0.75
+
+
+@dataclass(slots=True)
+class _Row:
+    """One completion of the request of this number, None until it has ended."""
+
+    request: int
+    seed: int
+    completion: Completion | None = None
+
+
+class TransformersEngine:
+    """Generates with `model`, a causal LM whose weights the trainer may change between calls. Nothing else may use the
+    model meanwhile: it attends in another way.
+
+    Args:
+        tokenizer: Hugging Face's, for stop strings.
+        pad_token_id: fills shorter prompts on the left; attention never sees it.
+
+    Raises:
+        UsageError: for an architecture whose layers need another cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+        self.config = model.config.get_text_config()
+        check_layers(self.config)
+        self.model, self.tokenizer = model, tokenizer
+        self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
+        self.pad_token_id = pad_token_id
+        self._bytes_per_token = 0  # of the cache, known once a prompt was read
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        weight_version: int,
+        on_done: Callable[[int], None] = lambda _count: None,
+        on_output: Callable[[int, RolloutOutput], None] = lambda _number, _output: None,
+        unwanted: Callable[[], bool] = lambda: False,
+    ) -> list[RolloutOutput]:
+        """Completions of all requests, in order.
+
+        Args:
+            unwanted: asked before each token; from its first True on no completion goes on.
+            on_done: called with the number of completions that have just ended.
+            on_output: called with each request's number and output as soon as all its completions have ended.
+
+        Raises:
+            ValueError: a request does not have one seed per completion, or has a pattern.
+        """
+        groups: list[list[_Row]] = []
+        for number, request in enumerate(requests):
+            if request.seeds is None or len(request.seeds) != request.n:
+                raise ValueError(f"request {request.request_id}: one seed per completion is needed")
+            if request.sampling.structured_outputs_regex or request.sampling.structural_tag:
+                raise ValueError(f"request {request.request_id}: this engine follows no pattern, vLLM does")
+            groups.append([_Row(number, seed) for seed in request.seeds])
+        outputs: dict[int, RolloutOutput] = {}
+
+        def ended(done: Sequence[_Row]) -> None:
+            on_done(len(done))
+            for number in dict.fromkeys(row.request for row in done):
+                completions = tuple(row.completion for row in groups[number] if row.completion is not None)
+                if len(completions) == requests[number].n:
+                    outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
+                    on_output(number, outputs[number])
+
+        with _evaluating(self.model), torch.inference_mode():
+            for wave in self._waves(requests, [row for group in groups for row in group]):
+                self._decode(requests, wave, weight_version, ended, unwanted)
+        return [outputs[number] for number in range(len(requests))]
+
+    def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
+        """Rows that are decoded together: same sampling except `max_tokens`, similar prompts, a cache that fits."""
+        kinds = [repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests]
+        lengths = [len(request.prompt_token_ids) for request in requests]
+
+        def order(row: _Row) -> tuple[str, int, tuple[int, ...], int]:
+            return kinds[row.request], lengths[row.request], requests[row.request].prompt_token_ids, row.request
+
+        rows = sorted(rows, key=order)
+        if not self._bytes_per_token:
+            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[1].cache.bytes_per_token()
+        wave: list[_Row] = []
+        room, prompts, shared = 0, set[tuple[int, ...]](), shares_prompts(self.model)
+        for row in rows:
+            request = requests[row.request]
+            room = max(room, request.sampling.max_tokens)
+            prompts.add(request.prompt_token_ids)
+            held = len(prompts) if shared else len(wave) + 1
+            tokens = (len(wave) + 1) * room + held * lengths[row.request]
+            full = tokens * self._bytes_per_token > _CACHE_BYTES
+            if wave and (full or kinds[wave[0].request] != kinds[row.request]):
+                yield wave
+                wave, room, prompts = [], request.sampling.max_tokens, {request.prompt_token_ids}
+            wave.append(row)
+        if wave:
+            yield wave
+
+    def _decode(
+        self,
+        requests: Sequence[RolloutRequest],
+        wave: list[_Row],
+        weight_version: int,
+        on_ended: Callable[[Sequence[_Row]], None],
+        unwanted: Callable[[], bool],
+    ) -> None:
+        """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
+        device = self.model.device
+        sampling = requests[wave[0].request].sampling
+        eos = self.eos[:0] if sampling.ignore_eos else self.eos
+        ends = torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)]).to(device)
+        limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
+        longest = int(limits.max())
+        uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
+        written = torch.zeros(len(wave), longest, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(wave), longest, device=device)
+        over = torch.zeros(len(wave), dtype=torch.bool, device=device)
+
+        def finish(places: Tensor, length: int, reason: FinishReason) -> None:
+            ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
+            done = [wave[place] for place in places.tolist()]
+            for row, row_ids, row_values in zip(done, ids, values, strict=True):
+                row.completion = Completion(
+                    token_ids=tuple(row_ids),
+                    logprobs=tuple(row_values),
+                    finish_reason=reason,
+                    weight_version=weight_version,
+                )
+            on_ended(done)
+
+        # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
+        rows = torch.arange(len(wave), device=device)
+        prompts = [requests[row.request].prompt_token_ids for row in wave]
+        logits, state = self._read_prompts(prompts, longest)
+        seen = None
+        if sampling.repetition_penalty != 1:
+            seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
+            for place, prompt in enumerate(prompts):
+                seen[place, list(prompt)] = True
+        # Only the end of a text is looked at for stop strings: a token has at least one byte.
+        tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
+        for step in range(longest):
+            tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
+            if seen is not None:
+                seen[rows, tokens] = True
+            written[rows, step], logprobs[rows, step] = tokens, chosen
+            ended = torch.isin(tokens, ends)
+            if sampling.stop:
+                ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
+            running = ~over[rows]
+            last = (limits[rows] == step + 1) | unwanted()
+            stopped, full = rows[ended & running], rows[~ended & running & last]
+            over[stopped], over[full] = True, True
+            if len(stopped):
+                finish(stopped, step + 1, "stop")
+            if len(full):
+                finish(full, step + 1, "length")
+            alive = ~over[rows]
+            count = int(alive.sum())
+            if count == 0:
+                break
+            if count < _COMPACT_BELOW * len(rows):
+                keep = alive.nonzero().squeeze(-1)
+                rows, tokens = rows[keep], tokens[keep]
+                state.select_rows(keep)
+            logits = self._next_logits(tokens, state)
+
+    def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
+        """Which rows' text holds a stop string."""
+        texts = [self.tokenizer.decode(ids) for ids in written.tolist()]
+        return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
+
+    def _read_prompts(self, prompts: list[tuple[int, ...]], room: int) -> tuple[Tensor, _DecodeState]:
+        """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
+        and room for `room` tokens."""
+        device = self.model.device
+        different = list(dict.fromkeys(prompts))
+        width = max(map(len, different))
+        padded = [[self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in different]
+        token_ids = torch.tensor(padded, device=device)
+        lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+        columns = torch.arange(width, device=device)
+        attended = columns >= (width - lengths)[:, None]
+        cache = AppendCache(self.config)
+        ragged = not bool(attended.all())
+        positions = (columns - (width - lengths)[:, None]).clamp(min=0)
+        logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
+        where = {prompt: number for number, prompt in enumerate(different)}
+        rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
+        groups = Groups(rows, shares_prompts(self.model))
+        cache.begin(groups, room)
+        return logits[rows], _DecodeState(cache, groups, lengths[rows], attended[rows] if ragged else None)
+
+    def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
+        mask, shared = state.advance(), state.groups.shared
+        if shared:  # of four dimensions: it is taken as it is, none is made
+            mask = tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask[:, None, None, :]
+        with decoding(self.model, shared):
+            return self._last_logits(tokens[:, None], mask, state.positions[:, None] - 1, state.cache)
+
+    def _last_logits(self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache) -> Tensor:
+        """`[B, V]`, by the model's own forward: what an architecture does to its logits is part of it."""
+        logits: Tensor = self.model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1]
+
+
+@dataclass(slots=True)
+class _DecodeState:
+    """What the next decode step needs, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
+    (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is padded."""
+
+    cache: AppendCache
+    groups: Groups
+    positions: Tensor
+    attended: Tensor | None
+
+    def select_rows(self, rows: Tensor) -> None:
+        kept, of = self.groups.of[rows].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        self.groups = Groups(of, self.groups.shared)
+        self.cache.select(rows, kept, self.groups)
+        self.positions = self.positions[rows]
+        self.attended = None if self.attended is None else self.attended[rows]
+
+    def advance(self) -> Tensor | None:
+        """Counts one more token; returns `attended`."""
+        self.positions = self.positions + 1
+        if self.attended is not None and not self.groups.shared:
+            self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
+        return self.attended
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Evaluation mode (no dropout, and gradient checkpointing would switch the cache off), then back."""
+    training = model.training
+    model.train(False)
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,181 @@
+"""Starts vLLM with the arguments that follow from the server's flags."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.engine import passed_to_vllm
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.plugins.tools.parsing import ToolCallParser
+from swift_r1.runtime.libraries import missing_for_vllm
+from swift_r1.serving.engines.base import InferenceEngine, Replicas
+from swift_r1.sync.transport import seconds_for
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("swift_r1.serving.vllm")
+
+_CPU_CACHE_BYTES = 2 << 30
+_WORKER = "swift_r1.serving.engines.vllm_worker.SwiftWorker"
+_CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
+    """Loads the model into new engine processes, one copy after another; see `start_engine`."""
+    if missing := missing_for_vllm():
+        raise UsageError(missing)
+    from swift_r1.models.multimodal import is_multimodal
+    from swift_r1.models.shape import transformers_config
+
+    if is_multimodal(transformers_config(config.model)) and find_spec("torchvision") is None:
+        raise UsageError(
+            f"--model {config.model} is multimodal, and vLLM's class for it needs torchvision, also for texts: install "
+            "the build that belongs to this torch, or use the embedded engine"
+        )
+    from vllm.platforms import current_platform
+
+    has_gpu = not current_platform.is_cpu()
+    arguments = engine_arguments(config, has_gpu)
+    os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from swift_r1.serving.engines.vllm import VllmEngine
+
+    unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
+    if unknown:
+        raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+    if config.tool_call_parser is not None:
+        from transformers import AutoTokenizer
+
+        # Before the engine loads for minutes.
+        ToolCallParser(config.tool_call_parser, AutoTokenizer.from_pretrained(config.model, trust_remote_code=False))
+    for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
+        if arguments[name] != value:
+            logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
+    logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
+    if config.vllm_enforce_eager is None and not has_gpu:
+        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes")
+    engines: list[VllmEngine] = []
+    try:
+        for part in replica_environments(os.environ, config, has_gpu):
+            # The engine's processes inherit this process's environment as it is when they start.
+            os.environ.update(part)
+            limit = seconds_for(config.update_timeout, model_bytes)
+            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs, has_gpu), limit))
+    except BaseException:
+        for engine in engines:
+            engine.shutdown()
+        raise
+    return engines[0] if len(engines) == 1 else Replicas(engines)
+
+
+def _started(arguments: Mapping[str, Any], given: Mapping[str, Any], has_gpu: bool) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    # vLLM chooses by it how much it does at once: on an H100 1,024 sequences and 16,384 tokens a step for generation
+    # offline, 128 and 2,048 for a caller that does not say.
+    context = UsageContext.LLM_CLASS if has_gpu else None
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config(usage_context=context)
+    except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
+        named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
+        raise UsageError(f"vLLM does not take {named}: {one_line(error)}") from error
+    # This may be the process that computes: it gets the threads and CPUs that vLLM gives a worker (nothing on a GPU).
+    with OMPProcessManager(config).configure_omp_envs(0, 0):
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
+
+
+def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: bool) -> dict[str, str]:
+    """Variables to add for the engine's processes, except those that the user has set and the launcher's own
+    (`swift_r1.launch.environment`)."""
+    # Spawned, they inherit none of this process's threads and locks.
+    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if eager and not has_gpu:
+        # Else one helper of the sampler is compiled: 10 s at the first request, and it needs a C++ compiler.
+        wanted["TORCH_COMPILE_DISABLE"] = "1"
+    if has_gpu:
+        # vLLM imports FlashInfer for its sampler at the start, and never samples with it where seeds are given and
+        # log-probs are those after the temperature, as ours are.
+        wanted["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+        # DeepGEMM compiles its kernels with nvcc at the start, which few machines have; vLLM has others.
+        wanted["VLLM_USE_DEEP_GEMM"] = "0"
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
+    """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU. Raises UsageError where
+    there are too few GPUs."""
+    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    if copies == 1:
+        return [{}]
+    if has_gpu:
+        import torch
+
+        visible = environ.get(_DEVICES)
+        name, separator = _DEVICES, ","
+        parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
+        if len(parts) < (needed := copies * each):
+            raise UsageError(f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here")
+    else:
+        name, separator = _CPU_BINDING, "|"
+        parts = environ.get(_CPU_BINDING, "").split("|")
+        if len(parts) != copies * each:
+            return [{}] * copies  # the user's own binding
+    return [{name: separator.join(parts[one * each : (one + 1) * each])} for one in range(copies)]
+
+
+def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
+    """vLLM's engine arguments for this configuration."""
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.torch_dtype or _config_dtype(config),
+        "seed": config.seed,
+        "enforce_eager": not has_gpu,
+        **passed_to_vllm(config),
+        "trust_remote_code": False,
+        "language_model_only": True,  # of a multimodal model: its towers get no memory, and no weights from a trainer
+        "load_format": "safetensors",  # else a model without them is read from pickles
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
+        "worker_extension_cls": _WORKER,
+        "disable_log_stats": True,
+    }
+    if config.vllm_enable_lora:
+        arguments["max_loras"] = 2  # generations that an update does not wait for end with the one that they began with
+    if config.max_model_len is not None:
+        arguments["max_model_len"] = config.max_model_len
+    if has_gpu:
+        arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
+        arguments["weight_transfer_config"] = {"backend": "nccl"}
+        arguments["enable_flashinfer_autotune"] = False  # dense 16-bit models call none of what would be compiled
+    else:
+        arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+        # Only whole blocks of a prompt are shared by its group: with vLLM's 128 tokens, none of a short prompt.
+        arguments["block_size"] = 32
+        # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
+        # use offset").
+        arguments["enable_chunked_prefill"] = False
+        if config.vllm_tensor_parallel_size * config.vllm_engine_kwargs.get("pipeline_parallel_size", 1) == 1:
+            # In vLLM's engine process: it would spin for a worker's answers on the CPUs that the worker computes with,
+            # and the worker's libraries take seconds to load. Not "uni", which vLLM overrules on a CPU.
+            arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    return arguments | dict(config.vllm_engine_kwargs)
+
+
+def _config_dtype(config: RolloutArguments) -> str:
+    """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16."""
+    from swift_r1.models.shape import transformers_config
+
+    dtype = transformers_config(config.model).dtype
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")

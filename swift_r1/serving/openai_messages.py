@@ -1,0 +1,340 @@
+"""OpenAI's shapes: the fields of requests that we act on (others are refused), and the JSON of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from swift_r1.plugins.tools.parsing import Parsed
+from swift_r1.serving.engines.base import Piece, TokenLogprob
+from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, Seed, Text, TokenId
+
+Stop = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+_DEEPEST = 100  # levels of a tool's parameters; templates and records, which write them, stop at some hundreds
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+
+
+class OpenAIModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TextPart(OpenAIModel):
+    type: Literal["text"]
+    text: Text
+
+
+_SENT_BACK = ConfigDict(extra="ignore")  # clients add to what the model said (`parsed_arguments`, `index`)
+
+
+class CalledFunction(OpenAIModel):
+    model_config = _SENT_BACK
+
+    name: Text
+    arguments: Text
+
+
+class MessageToolCall(OpenAIModel):
+    model_config = _SENT_BACK
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(OpenAIModel):
+    """A message of the conversation. Clients send the model's own back as they got it, with its empty fields and with
+    what they add."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | tuple[TextPart, ...] | None = None
+    name: Text | None = None
+    tool_calls: tuple[MessageToolCall, ...] | None = None
+    tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_clients_add(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            known = cls.model_fields
+            return {name: value for name, value in message.items() if name in known}
+        return message
+
+    @model_validator(mode="after")
+    def _whole(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of the {self.role} has no tool_calls")
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"the message of the {self.role} has no content")
+        return self
+
+    @property
+    def text(self) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates read of it."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+
+def _within(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_within(one, levels - 1) for one in inner)
+
+
+class FunctionTool(OpenAIModel):
+    name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # accepted and ignored: a model that may choose is not held to the schema
+
+    @field_validator("parameters")
+    @classmethod
+    def _can_be_written(cls, parameters: Any) -> Any:
+        if not _within(parameters, _DEEPEST):
+            raise ValueError(f"nested more than {_DEEPEST} levels deep")
+        json.dumps(parameters, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
+        return parameters
+
+
+class RequestTool(OpenAIModel):
+    type: Literal["function"]
+    function: FunctionTool
+
+    def for_template(self) -> dict[str, Any]:
+        """As it was sent, without what only servers read."""
+        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) | {"type": self.type}
+
+
+class NamedFunction(OpenAIModel):
+    name: Text
+
+
+class NamedChoice(OpenAIModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(OpenAIModel):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # ignored: nothing is padded
+
+
+class TextFormat(OpenAIModel):
+    type: Literal["text"]
+
+
+class Generation(OpenAIModel):
+    """The fields of both kinds of request."""
+
+    model: Text  # as GET /v1/models names it
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)  # 0: greedy
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # from the likeliest tokens that have this probability together
+    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # not OpenAI's, but every open server has it
+    n: int = Field(default=1, ge=1)  # answers
+    stop: Stop | tuple[Stop, ...] | None = None  # texts that end the answer
+    stop_token_ids: tuple[TokenId, ...] = ()  # vLLM's
+    seed: Seed | None = None  # makes the answer repeatable
+    stream: bool = False  # server-sent events
+    stream_options: StreamOptions | None = None
+    # Of these only what changes no token is accepted.
+    frequency_penalty: float = Field(default=0.0, ge=0.0, le=0.0)  # only 0
+    presence_penalty: float = Field(default=0.0, ge=0.0, le=0.0)  # only 0
+    logit_bias: dict[str, float] = Field(default_factory=dict, max_length=0)  # only empty
+    # Accepted and ignored.
+    user: Text | None = None  # ignored, as those down to `store`
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+    metadata: dict[str, Text] | None = None
+    service_tier: Text | None = None
+    store: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """OpenAI's `null` stands for what is not given."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def request(
+        self, prompt: tuple[int, ...], max_tokens: int, turn_end: int | None = None, structural_tag: str | None = None
+    ) -> RolloutRequest:
+        """The same request in our words; `turn_end` is one more token that ends a completion."""
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=(self.stop,) if isinstance(self.stop, str) else self.stop or (),
+            stop_token_ids=self.stop_token_ids if turn_end is None else (*self.stop_token_ids, turn_end),
+            structural_tag=structural_tag,
+        )
+        # All of it was checked, and a prompt may be long.
+        return RolloutRequest.model_construct(request_id="openai", prompt_token_ids=prompt, n=self.n, sampling=sampling)
+
+
+class ChatRequest(Generation):
+    """Body of `POST /v1/chat/completions`. Without a limit the answer may fill the model's length."""
+
+    messages: tuple[ChatMessage, ...] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)  # OpenAI's older name of the next
+    max_completion_tokens: int | None = Field(default=None, ge=1)  # longest answer
+    logprobs: bool = False  # of the tokens of the answer
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens beside each; needs `logprobs`
+    tools: tuple[RequestTool, ...] | None = None  # the chat template describes them to the model
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None  # false: the first call alone is in the answer
+    response_format: TextFormat | None = None  # only text
+    modalities: tuple[Literal["text"], ...] = ()
+    reasoning_effort: Literal["none"] | None = None
+
+    @model_validator(mode="after")
+    def _choice_has_a_tool(self) -> ChatRequest:
+        names = [one.function.name for one in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among tools")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools")
+        return self
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        return [one.for_template() for one in self.messages]
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]]:
+        return [one.for_template() for one in self.tools or ()]
+
+    @property
+    def finds_calls(self) -> bool:
+        """Whether calls are looked for in the answer. With `none` the model still sees the tools, as its prompt stays
+        the same, but what it writes is text."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forces_call(self) -> Any:
+        """`required`, or the function that must be called, as JSON; None where the model is free."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return self.tool_choice.model_dump()
+        return "required" if self.tool_choice == "required" else None
+
+
+class CompletionRequest(Generation):
+    """Body of `POST /v1/completions`: texts, or token ids as they are."""
+
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[tuple[Text, ...], Field(min_length=1, max_length=256)]
+        | Annotated[tuple[TokenIds, ...], Field(min_length=1, max_length=256)]
+    )
+    max_tokens: int = Field(default=16, ge=1)  # longest completion
+    logprobs: int | None = Field(default=None, ge=0, le=5)  # likeliest tokens beside each
+    best_of: Literal[1] = 1
+    echo: Literal[False] = False
+    suffix: Literal[""] = ""
+
+    @property
+    def prompts(self) -> Sequence[str | tuple[int, ...]]:
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return (self.prompt,)
+        return self.prompt
+
+
+def error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def chat_choice(index: int, choice: Piece, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+    """`parsed` where calls were looked for in it."""
+    content = choice.text if parsed is None else parsed.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if parsed is not None and parsed.calls:
+        message["tool_calls"] = [one.as_message() for one in parsed.calls]
+    return {
+        "index": index,
+        "message": message if parsed is None or parsed.calls else message | {"content": content or ""},
+        "logprobs": _chat_logprobs(choice.logprobs) if logprobs else None,
+        "finish_reason": _finish(choice, parsed),
+    }
+
+
+def chat_delta(index: int, piece: Piece, first: bool, logprobs: bool, parsed: Parsed | None = None) -> dict[str, Any]:
+    """`parsed` where calls are looked for: what the piece adds to the text, and at the end the calls."""
+    delta: dict[str, Any] = {"role": "assistant"} if first else {}
+    if parsed is None or parsed.content or first:
+        delta["content"] = piece.text if parsed is None else parsed.content or ""
+    if parsed is not None and parsed.calls:
+        delta["tool_calls"] = [{"index": place} | one.as_message() for place, one in enumerate(parsed.calls)]
+    return {
+        "index": index,
+        "delta": delta,
+        "logprobs": _chat_logprobs(piece.logprobs) if logprobs and piece.logprobs else None,
+        "finish_reason": _finish(piece, parsed),
+    }
+
+
+def _finish(piece: Piece, parsed: Parsed | None) -> str | None:
+    return "tool_calls" if piece.finish_reason == "stop" and parsed and parsed.calls else piece.finish_reason
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def one(token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode("utf-8", "replace"))}
+
+    content = [one(token) | {"top_logprobs": [one(other) for other in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def completion_choice(index: int, part: Piece, logprobs: bool, offset: int = 0) -> dict[str, Any]:
+    """`offset` is the number of characters before the part."""
+    return {
+        "index": index,
+        "text": part.text,
+        "logprobs": _completion_logprobs(part.logprobs, offset) if logprobs else None,
+        "finish_reason": part.finish_reason,
+    }
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in token.top} for token in tokens],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,277 @@
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`: any OpenAI client can talk to the model as it learns, at
+the server's address or at that of a session, where every call is recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from swift_r1.plugins.tools.parsing import ToolCallParser
+from swift_r1.serving import openai_messages as messages
+from swift_r1.serving.answers import BodyRoute, unless_gone
+from swift_r1.serving.described import refusals
+from swift_r1.serving.engines.base import PromptTokenizer
+from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
+from swift_r1.serving.openai_shown import ChatShown, Shown, TextShown
+from swift_r1.serving.pieces import Pieces, collected
+from swift_r1.serving.sessions.calls import Asked
+from swift_r1.serving.sessions.gateway import Attempt, Gateway, Reader, Work
+from swift_r1.serving.tool_calls import ToolCalls
+from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
+from swift_r1.wire.sessions import EQUAL_CALLS
+
+SESSION = "/v1/sessions/{session}"
+_LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
+# What the tokens of an answer depend on, beside what is said.
+_SETTINGS = {
+    *("temperature", "top_p", "top_k", "stop", "stop_token_ids", "seed", "max_tokens", "max_completion_tokens"),
+    *("tool_choice", "parallel_tool_calls"),
+}
+
+
+class Served(Protocol):
+    """The model that answers: a server's, or one that several servers share."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def started(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def weight_version(self) -> int: ...
+
+    @property
+    def prompts(self) -> PromptTokenizer: ...
+
+    @property
+    def tool_calls(self) -> ToolCalls: ...
+
+    def pieces(
+        self, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+    ) -> Pieces: ...
+
+
+def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> None:
+    """Adds the routes; `served` raises HTTPError while there is no model."""
+
+    def named(name: str) -> Served:
+        model = served()
+        if name != model.model_name:
+            raise HTTPError(404, f"there is no model {name[:200]!r} here, only {model.model_name!r}")
+        return model
+
+    routes = APIRouter(route_class=BodyRoute)
+    own = refusals(400, 404, 499, 503, openai=True)
+    of_session = refusals(400, 403, 404, 410, 499, 503, openai=True)
+    unknown = refusals(404, 503, openai=True)
+    unknown_session = refusals(404, 410, 503, openai=True)
+
+    @routes.get("/v1/models", responses=refusals(503, openai=True))
+    async def models() -> Response:
+        """The model that is served, with the version of its weights."""
+        return JSONResponse({"object": "list", "data": [_model(served())]})
+
+    @routes.get("/v1/models/{name:path}", responses=unknown)
+    async def model(name: str) -> Response:
+        """One model."""
+        return JSONResponse(_model(named(name)))
+
+    @routes.post("/v1/chat/completions", responses=own)
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answers a conversation. OpenAI's chat completions; with `stream` the answer comes as server-sent events."""
+        return await _chat(request, body, named(body.model))
+
+    @routes.post("/v1/completions", responses=own)
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continues texts or token ids. OpenAI's completions; with `stream` they come as server-sent events."""
+        model = named(body.model)
+        prompts = [model.prompts.encode(one) if isinstance(one, str) else one for one in body.prompts]
+        asked = [body.request(one, body.max_tokens) for one in prompts]
+        return await _answered(
+            request, body, model, model.pieces(asked, body.seed, body.logprobs, False), TextShown(body)
+        )
+
+    # At the address of a session.
+
+    @routes.get(f"{SESSION}/v1/models", responses=unknown_session)
+    async def session_models(session: str) -> Response:
+        """The model, at the address of a session."""
+        gateway.store.get(session)
+        return await models()
+
+    @routes.get(SESSION + "/v1/models/{name:path}", responses=unknown_session)
+    async def session_model(session: str, name: str) -> Response:
+        """One model, at the address of a session."""
+        gateway.store.get(session)
+        return await model(name)
+
+    @routes.post(f"{SESSION}/v1/chat/completions", responses=of_session)
+    async def session_chat(session: str, request: Request, body: ChatRequest) -> Response:
+        """Answers a conversation, and records it. As `/v1/chat/completions`, with `n` 1; `model` may be any name,
+        and what the session says of sampling wins."""
+        gateway.store.get(session)
+        return await _chat(request, body, served(), (gateway, session))
+
+    @routes.post(f"{SESSION}/v1/completions", responses=of_session)
+    async def session_completions(session: str, request: Request, body: CompletionRequest) -> Response:
+        """Continues a text, and records it. As `/v1/completions`, with one prompt and `n` 1."""
+        gateway.store.get(session)
+        model = served()
+        if len(body.prompts) > 1:
+            raise HTTPError(400, "a call of a session has one prompt")
+
+        def generate(asked: RolloutRequest, seed: int | None) -> Pieces:
+            return model.pieces([asked], seed, body.logprobs or 0, False)
+
+        work = Work(lambda prompt: body.request(prompt, body.max_tokens), generate, lambda _one, _prompt: None)
+        asked = Asked(settings=_settings(body), prompt=body.prompts[0])
+        reader = _recorded(gateway, session, request, body, model, asked, work)
+        return await _answered(request, body, model, reader, TextShown(body))
+
+    @routes.post("/v1/responses", include_in_schema=False)
+    @routes.post(f"{SESSION}/v1/responses", include_in_schema=False)
+    async def responses() -> Response:
+        raise HTTPError(404, "the Responses API is not served here: let the client use chat completions")
+
+    app.include_router(routes)
+
+
+async def _chat(
+    request: Request, body: ChatRequest, model: Served, recorded: tuple[Gateway, str] | None = None
+) -> Response:
+    """`recorded` is the gateway and the name of the session, if there is one."""
+    tools, longest, prompts = body.template_tools, model.max_model_len, model.prompts
+    if body.top_logprobs is not None and not body.logprobs:
+        raise HTTPError(400, "top_logprobs needs logprobs to be true")
+    prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
+    parser = await model.tool_calls.parser() if body.finds_calls else None
+    tag = _forced(parser, tools, body.forces_call) if parser is not None else None
+    top = (body.top_logprobs or 0) if body.logprobs or recorded else None
+
+    def asked(prompt: tuple[int, ...]) -> RolloutRequest:
+        if len(prompt) >= longest:
+            raise LimitReached(  # in words of OpenAI, which agents look for
+                400, f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}"
+            )
+        wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
+        return body.request(prompt, wanted, prompts.turn_end, tag)
+
+    def generate(one: RolloutRequest, seed: int | None) -> Pieces:
+        return model.pieces([one], seed, top, parser is not None)
+
+    if recorded is None:
+        return await _answered(
+            request, body, model, generate(asked(prompt), body.seed), ChatShown(body, prompt, parser)
+        )
+    gateway, session = recorded
+    work = Work(asked, generate, lambda one, prompt: ChatShown(body, prompt, parser).message(one))
+    said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
+    reader = _recorded(gateway, session, request, body, model, said, work)
+    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
+
+
+def _recorded(
+    gateway: Gateway,
+    session: str,
+    request: Request,
+    body: ChatRequest | CompletionRequest,
+    model: Served,
+    asked: Asked,
+    work: Work,
+) -> Reader:
+    if body.n != 1:
+        raise HTTPError(400, "a call of a session has one answer: n must be 1")
+    names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
+    given = {name: getattr(body, name) for name in names} | {"model": body.model}
+    state = gateway.store.get(session)  # now, after all waits: it may be gone
+    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), model.prompts, work)
+
+
+def _attempt(request: Request) -> Attempt:
+    """OpenAI's own clients count their retries in a header."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and len(key) > _LONGEST_KEY:
+        raise HTTPError(400, f"the Idempotency-Key is longer than {_LONGEST_KEY} characters")
+    before = request.headers.get(EQUAL_CALLS, "0")
+    before = before if before.isdecimal() and len(before) < 10 else "0"
+    return Attempt(request.headers.get("x-stainless-retry-count", "0") not in ("", "0"), key, int(before))
+
+
+def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    return body.model_dump(mode="json", include=_SETTINGS, exclude_defaults=True)
+
+
+def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any) -> str | None:
+    if choice is None:
+        return None
+    if (tag := parser.forced(tools, choice)) is None:
+        raise HTTPError(400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto")
+    return tag
+
+
+async def _answered(
+    request: Request, body: ChatRequest | CompletionRequest, model: Served, pieces: Pieces, shown: Shown
+) -> Response:
+    if body.stream:
+        await pieces.start()
+        events = _events(_head(model, pieces, shown.kind, shown.chunk), pieces, shown, body.wants_usage)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    choices = await unless_gone(request, collected(pieces))
+    usage = messages.usage(pieces.prompt_tokens, sum(len(one.token_ids) for one in choices))
+    answer = {"choices": [shown.choice(number, one) for number, one in enumerate(choices)], "usage": usage}
+    return JSONResponse(_head(model, pieces, shown.kind, shown.whole) | answer)
+
+
+async def _events(head: dict[str, Any], pieces: Pieces, shown: Shown, with_usage: bool) -> AsyncIterator[str]:
+    """Server-sent events; an error on the way is the last event, since the status has been sent."""
+    written = 0
+    offsets: dict[int, int] = {}
+    try:
+        async for number, piece in pieces:
+            first, offset = number not in offsets, offsets.get(number, 0)
+            yield _event(head | {"choices": [shown.delta(number, piece, first, offset)]})
+            offsets[number] = offset + len(piece.text)
+            written += len(piece.token_ids)
+    except (HTTPError, EngineDead) as error:
+        yield _event(messages.error(error.status if isinstance(error, HTTPError) else 503, str(error)))
+        return
+    if with_usage:
+        yield _event(head | {"choices": [], "usage": messages.usage(pieces.prompt_tokens, written)})
+    yield "data: [DONE]\n\n"
+
+
+def _head(model: Served, pieces: Pieces, kind: str, name: str) -> dict[str, Any]:
+    return {
+        "id": f"{kind}-{pieces.name}",
+        "object": name,
+        "created": int(time.time()),
+        "model": model.model_name,
+        "system_fingerprint": f"weights-{pieces.version}",  # OpenAI's name for the backend that answers
+        "weight_version": pieces.version,
+    }
+
+
+def _model(model: Served) -> dict[str, Any]:
+    return {
+        "id": model.model_name,
+        "object": "model",
+        "created": model.started,
+        "owned_by": "swift-r1",
+        "max_model_len": model.max_model_len,
+        "weight_version": model.weight_version,
+    }
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"

@@ -1,0 +1,171 @@
+"""HTTP: each route is one call of `RolloutService` or its `WeightUpdates`; errors are one plain sentence."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from swift_r1.serving.answers import add_errors, error_answer, json_answer, unless_gone
+from swift_r1.serving.described import describe, refusals
+from swift_r1.serving.metrics import CountAnswers
+from swift_r1.serving.middleware import LimitSizes, RefuseOtherSites, RequireKey
+from swift_r1.serving.openai_routes import add_openai
+from swift_r1.serving.service import Lifecycle
+from swift_r1.serving.session_routes import add_sessions
+from swift_r1.serving.updates import WeightUpdates
+from swift_r1.wire import protocol as wire
+
+LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
+_LEASED = (409, "the lease is another trainer's, or the call does not fit the state of the update")
+
+
+def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
+    """The server's ASGI application."""
+    app = FastAPI(title="swift rollout", docs_url=None, redoc_url=None)
+    add_errors(app)
+    _add_state(app, lifecycle)
+    _add_generation(app, lifecycle)
+    _add_weights(app, lifecycle)
+    add_openai(app, lifecycle.loaded, lifecycle.gateway)
+    add_sessions(app, lifecycle.gateway)
+    describe(app, api_key is not None)
+    # The last one added is the first to see a request.
+    app.add_middleware(LimitSizes)
+    app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
+    app.add_middleware(RequireKey, api_key=api_key, sessions=lifecycle.gateway.store)
+    if api_key is None:
+        app.add_middleware(RefuseOtherSites)
+    return app
+
+
+def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
+    @app.get("/health", responses=refusals((503, "the engine is dead: only a new start helps")))
+    async def health() -> Response:
+        """Whether process and engine live. It needs no key, and answers while the model loads."""
+        if lifecycle.dead is not None:
+            return error_answer(503, lifecycle.dead)
+        if lifecycle.service is None:
+            return JSONResponse({"status": "loading the model"})
+        return JSONResponse({"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"})
+
+    @app.get("/ready", responses=refusals(503))
+    async def ready() -> Response:
+        """Whether rollouts are served now. Not while the model loads, in an update, asleep, or with broken weights."""
+        why = lifecycle.why_not_ready
+        return JSONResponse({"status": "ready"}) if why is None else error_answer(503, why, 1)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters and gauges for Prometheus. docs/metrics.md lists them."""
+        return Response(lifecycle.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/info", response_model=wire.ServerInfo, responses=refusals(503))
+    async def info() -> Response:
+        """The model, its limits and the version of its weights."""
+        return json_answer(lifecycle.loaded().info())
+
+
+def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
+    again = (409, "a `request_id` was used before for another request")
+
+    @app.post("/v1/rollouts", response_model=wire.RolloutResponse, responses=refusals(again, 499, 503))
+    async def rollouts(request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None) -> Response:
+        """Completions as token ids. With log-probs, finish reason and weight version; a request that is repeated with
+        its `request_id` is answered from memory. With the lease a weight update waits for it."""
+        return json_answer(await unless_gone(request, lifecycle.loaded().rollouts(batch, lease)))
+
+    @app.post("/v1/score", response_model=wire.ScoreResponse, responses=refusals(499, 503))
+    async def score(request: Request, body: wire.ScoreRequest, lease: LeaseToken = None) -> Response:
+        """Log-probs of given tokens. By the weights that are served."""
+        return json_answer(await unless_gone(request, lifecycle.loaded().score(body, lease)))
+
+
+def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
+    def updates() -> WeightUpdates:
+        return lifecycle.loaded().updates
+
+    @app.post(
+        "/v1/weights/lease",
+        response_model=wire.Lease,
+        responses=refusals((409, "another trainer holds the lease; `Retry-After` is what is left of it"), 503),
+    )
+    async def take_lease(body: wire.LeaseRequest) -> Response:
+        """Takes or renews the lease. Only its holder may change weights; every call under it renews it."""
+        return json_answer(await updates().take_lease(body))
+
+    @app.delete("/v1/weights/lease", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    async def release_lease(lease: LeaseToken = None) -> Response:
+        """Gives the lease back. An open update is dropped."""
+        return json_answer(await updates().release_lease(lease))
+
+    @app.post("/v1/weights/begin", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507))
+    async def begin(body: wire.UpdateBegin, lease: LeaseToken = None) -> Response:
+        """Opens an update. The served version stays until the commit."""
+        return json_answer(await updates().begin(lease, body))
+
+    @app.put(
+        "/v1/weights/bucket",
+        response_model=wire.UpdateStatus,
+        responses=refusals(_LEASED, 503, 507),
+        openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+    )
+    async def bucket(
+        request: Request,
+        version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1, lt=2**53)],
+        index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
+        digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")] = None,
+        base: Annotated[str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")] = None,
+        lease: LeaseToken = None,
+    ) -> Response:
+        """Takes a bucket of weights. The body is a safetensors file, or with a base hash only what changed in it."""
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isdigit() else 0
+        return json_answer(await updates().bucket(lease, version, index, digest, request.stream(), base, size))
+
+    @app.post("/v1/weights/file", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503, 507))
+    async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
+        """Takes a bucket from shared memory. The client has put it into the folder that `begin` named."""
+        return json_answer(await updates().file(lease, body))
+
+    @app.post("/v1/weights/channel", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    async def channel(body: wire.ChannelRequest, lease: LeaseToken = None) -> Response:
+        """Joins an NCCL group. Its rank 0 is the client."""
+        return json_answer(await updates().channel(lease, body))
+
+    @app.post("/v1/weights/stream", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    async def stream(body: wire.StreamedBucket, lease: LeaseToken = None) -> Response:
+        """Takes a bucket over NCCL or from GPU memory. It is loaded at once."""
+        return json_answer(await updates().stream(lease, body))
+
+    @app.post("/v1/weights/relay", response_model=wire.RelayStatus, responses=refusals(_LEASED, 502, 503))
+    async def relay(body: wire.RelayRequest, lease: LeaseToken = None) -> Response:
+        """Passes what arrives here on to another server. Under the leases of both."""
+        return json_answer(await updates().relay(lease, body))
+
+    @app.get("/v1/weights/update", response_model=wire.UpdateStatus, responses=refusals(503))
+    async def update() -> Response:
+        """How far the open update is. Needs no lease."""
+        return json_answer(updates().status())
+
+    @app.post("/v1/weights/commit", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
+        """Loads the buckets and serves the new version. Where some are missing, or the hash differs, the old stays."""
+        return json_answer(await updates().commit(lease, body))
+
+    @app.post("/v1/weights/abort", response_model=wire.UpdateStatus, responses=refusals(_LEASED, 503))
+    async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
+        """Drops the open update. The served version stays."""
+        return json_answer(await updates().abort(lease, body))
+
+    @app.post("/v1/sleep", response_model=wire.SleepStatus, responses=refusals(_LEASED, 503))
+    async def sleep(body: wire.SleepRequest, lease: LeaseToken = None) -> Response:
+        """The engine gives its GPU memory back. It waits for rollouts as a weight update does."""
+        return json_answer(await updates().sleeping.sleep(lease, body))
+
+    @app.post("/v1/wake", response_model=wire.SleepStatus, responses=refusals(_LEASED, 503))
+    async def wake(lease: LeaseToken = None) -> Response:
+        """The engine takes its memory again."""
+        return json_answer(await updates().sleeping.wake(lease))

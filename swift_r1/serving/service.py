@@ -1,0 +1,284 @@
+"""What the server does, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any
+
+from swift_r1.errors import one_line
+from swift_r1.flags.rollout import url_of
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.models.expected import Shapes
+from swift_r1.serving.admission import all_results, check_request, check_tokens
+from swift_r1.serving.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
+from swift_r1.serving.idempotency import IdempotencyCache
+from swift_r1.serving.metrics import ServerMetrics
+from swift_r1.serving.pieces import EnginePieces, Pieces
+from swift_r1.serving.sessions.gateway import Gateway
+from swift_r1.serving.sessions.store import SessionStore
+from swift_r1.serving.tool_calls import ToolCalls
+from swift_r1.serving.updates import WeightUpdates
+from swift_r1.wire import protocol as wire
+from swift_r1.wire.protocol import HTTPError
+
+Load = Callable[[], tuple[InferenceEngine, Shapes]]
+
+logger = logging.getLogger("swift_r1.serving")
+
+_MAX_N = 1024
+_WATCH_EVERY_S = 0.25
+_DEAD_GRACE_S = 3.0  # in which /health tells clients what happened
+
+
+class RolloutService:
+    """One loaded engine with admission, idempotency and weight updates around it. `max_n` are the most completions that
+    a request may ask for."""
+
+    def __init__(
+        self, config: RolloutArguments, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics
+    ) -> None:
+        self.config, self.engine, self.metrics = config, engine, metrics
+        self.cache = IdempotencyCache()
+        self.tool_calls = ToolCalls(config.tool_call_parser, engine.prompts.tokenizer)
+        self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
+        self.machine, self.admission = self.updates.machine, self.updates.admission
+        self.max_n = min(_MAX_N, config.max_pending_requests)
+        self.model_name = config.served_model_name or config.model
+        self.started = int(time.time())
+        self._instance = secrets.token_hex(8)
+
+    @property
+    def prompts(self) -> PromptTokenizer:
+        return self.engine.prompts
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.info.max_model_len
+
+    @property
+    def weight_version(self) -> int:
+        return self.machine.version
+
+    def info(self) -> wire.ServerInfo:
+        known = self.engine.info
+        return wire.ServerInfo(
+            instance=self._instance,
+            model=self.model_name,
+            engine=known.name,
+            engine_version=known.version,
+            vocab_size=known.vocab_size,
+            tokenizer_hash=known.tokenizer_hash,
+            weight_version=self.machine.version,
+            broken=self.machine.broken,
+            can_sleep=known.can_sleep,
+            asleep=self.updates.sleeping.level,
+            max_model_len=known.max_model_len,
+            max_n=self.max_n,
+            dtype=known.dtype,
+            max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
+            own_base=self.updates.own_base,
+            nccl_workers=known.nccl_workers,
+            gpu=known.gpu,
+            turns=wire.Turns(**self.config.told),
+        )
+
+    async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:
+        """All requests of the batch, in its order. Raises HTTPError: 422 for a request that the model cannot take
+        (nothing is generated then), 503 for "not now"."""
+        for request in batch.requests:
+            check_request(request, self.engine.info, self.max_n)
+
+        async def generate(request: wire.RolloutRequest) -> wire.RolloutOutput:
+            return await self._generate(request, lease)
+
+        with self.admission.room_for(sum(request.n for request in batch.requests), lease):
+            outputs = await all_results([self.cache.answer(request, generate) for request in batch.requests])
+        return wire.RolloutResponse(outputs=tuple(outputs))
+
+    async def _generate(self, request: wire.RolloutRequest, lease: str | None) -> wire.RolloutOutput:
+        async with self.admission.admitted():
+            version = self.machine.version
+            seeds: Sequence[int | None] = request.seeds or (None,) * request.n
+            done = await self.admission.stoppable(
+                [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds], lease
+            )
+            newest = self.machine.newest_version
+            completions = tuple(_completion(one, version, newest) for one in done)
+            for one in completions:
+                self.metrics.completions.labels(one.finish_reason).inc()
+                self.metrics.tokens.inc(len(one.token_ids))
+            return wire.RolloutOutput(request_id=request.request_id, completions=completions)
+
+    def pieces(
+        self, requests: Sequence[wire.RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
+    ) -> Pieces:
+        """Their completions, piece by piece. Raises HTTPError (422) for a request that the model cannot take."""
+        for one in requests:
+            check_request(one, self.engine.info, self.max_n)
+        return EnginePieces(
+            self.engine, self.admission, lambda: self.weight_version, requests, seed, top_logprobs, special_tokens
+        )
+
+    async def score(self, request: wire.ScoreRequest, lease: str | None) -> wire.ScoreResponse:
+        """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
+        longest = self.engine.info.max_model_len - 1
+        for number, sequence in enumerate(request.sequences):
+            check_tokens(name := f"sequence {number}", sequence, self.engine.info.vocab_size)
+            if not 2 <= len(sequence) <= longest:
+                raise HTTPError(422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored")
+        if request.temperature != 1.0 or self.engine.scores_alone:
+            async with self.admission.alone(), self._score_temperature(request.temperature):
+                version = self.machine.version
+                rows, *copies = await self._scores(request, lease)
+        else:
+            while True:
+                async with self.admission.admitted():
+                    version = self.machine.version
+                    rows, *copies = await self._scores(request, lease)
+                    # Where updates do not wait, one may have come meanwhile.
+                    if self.machine.newest_version == version:
+                        break
+        more: dict[str, Any] = {}
+        if request.top:
+            more = {"top_ids": [one.top_ids for one in rows], "top_logprobs": [one.top_logprobs for one in rows]}
+        logprobs, *others = (tuple(one.logprobs for one in copy) for copy in (rows, *copies))
+        return wire.ScoreResponse(logprobs=logprobs, weight_version=version, copies=tuple(others), **more)
+
+    async def _scores(self, request: wire.ScoreRequest, lease: str | None) -> list[Sequence[Scored]]:
+        """Of every copy of the model, where each must use the weights that it was sent."""
+
+        async def of_one(engine: InferenceEngine, sequence: Sequence[int]) -> Scored:
+            if request.top:
+                return await engine.score_top(sequence, request.top)
+            return Scored(await engine.score(sequence))
+
+        async def score(engine: InferenceEngine) -> Sequence[Scored]:
+            if engine.scores_alone:
+                return [await of_one(engine, one) for one in request.sequences]
+            return await all_results([of_one(engine, one) for one in request.sequences])
+
+        engines = self.engine.engines if isinstance(self.engine, Replicas) and request.every_copy else (self.engine,)
+        return await self.admission.stoppable([score(engine) for engine in engines], lease)
+
+    @asynccontextmanager
+    async def _score_temperature(self, temperature: float) -> AsyncIterator[None]:
+        try:
+            if temperature != 1.0:
+                await self.engine.set_score_temperature(temperature)
+            yield
+        finally:
+            if temperature != 1.0:
+                await asyncio.shield(self.engine.set_score_temperature(1.0))
+
+
+def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
+    """Of a generation that began with `version` and was over when `newest` was there, or on its way."""
+    versions = one.versions or ()
+    if versions:
+        version, newest = versions[0][1], versions[-1][1]
+    return wire.Completion(
+        token_ids=one.token_ids,
+        logprobs=one.logprobs,
+        finish_reason=one.finish_reason,
+        weight_version=version,
+        newest_weight_version=newest if newest != version else None,
+        weight_versions=versions if len(versions) > 1 else None,
+    )
+
+
+def _gateway(config: RolloutArguments, metrics: ServerMetrics) -> Gateway:
+    def event(what: str) -> None:
+        metrics.sessions.labels(what).inc()
+
+    def call(kind: str) -> None:
+        metrics.session_calls.labels(kind).inc()
+
+    store = SessionStore(config.max_sessions, int(config.session_memory * 2**30), config.session_timeout, event)
+    metrics.gauge("swift_open_sessions", "Sessions that have not ended", lambda: len(store))
+    metrics.gauge("swift_session_bytes", "Size of their records", lambda: store.bytes)
+    return Gateway(store, call)
+
+
+class Lifecycle:
+    """Loads the engine in the background, watches it, and says when the process must end."""
+
+    def __init__(self, config: RolloutArguments, load: Load) -> None:
+        self._config, self._load = config, load
+        self.metrics = ServerMetrics()
+        self.service: RolloutService | None = None  # until the engine has loaded
+        self.dead: str | None = None  # why it cannot serve any more
+        self.gateway = _gateway(config, self.metrics)
+        self.failure: BaseException | None = None  # what loading raised
+        self._gauge("swift_weight_version", "Version of the served weights", lambda one: one.machine.version)
+        self._gauge("swift_running_requests", "Requests in the engine", lambda one: one.admission.running)
+        self._gauge("swift_asleep", "Sleep level of the engine", lambda one: one.updates.sleeping.level)
+        self._gauge("swift_ready", "1 while generations are let in", lambda one: one.admission.why_closed is None)
+
+    def _gauge(self, name: str, what: str, value: Callable[[RolloutService], float]) -> None:
+        """0 while the model loads."""
+        self.metrics.gauge(name, what, lambda: 0 if self.service is None else value(self.service))
+
+    @property
+    def why_not_ready(self) -> str | None:
+        if self.dead is not None:
+            return self.dead
+        if self.service is None:
+            return "the model is being loaded"
+        return self.service.admission.why_closed
+
+    def loaded(self) -> RolloutService:
+        """Raises HTTPError (503) before the engine has loaded and after it died."""
+        if self.service is None or self.dead is not None:
+            raise HTTPError(503, self.why_not_ready or "", 5)
+        return self.service
+
+    async def run(self) -> None:
+        """Loads, then watches; returns once the server cannot serve (see `dead` and `failure`)."""
+        try:
+            engine, expected = await self._loading()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process reports it and ends
+            self.failure = error
+            self.dead = f"the model could not be loaded: {one_line(error)}"
+            return
+        self.service = RolloutService(self._config, engine, expected, self.metrics)
+        logger.info("%s", self.service.tool_calls.said())
+        config, length = self._config, engine.info.max_model_len
+        address = url_of(config.host, config.port, "https" if config.ssl_certfile else "http")
+        logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
+        leases = asyncio.create_task(self.service.updates.watch_leases())
+        try:
+            while not engine.dead:
+                await asyncio.sleep(_WATCH_EVERY_S)
+        finally:
+            leases.cancel()
+        self.dead = "the engine died"
+        logger.error("the engine died; this server ends in %g s", _DEAD_GRACE_S)
+        await asyncio.sleep(_DEAD_GRACE_S)
+
+    def _loading(self) -> Awaitable[tuple[InferenceEngine, Shapes]]:
+        """In a daemon thread that never ends: the kernel ends the engine's processes with the thread that started
+        them."""
+        loaded: Future[tuple[InferenceEngine, Shapes]] = Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                loaded.set_result(self._load())
+            except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+                loaded.set_exception(error)
+            threading.Event().wait()
+
+        threading.Thread(target=load, name="engine", daemon=True).start()
+        return asyncio.wrap_future(loaded)
+
+    def close(self) -> None:
+        if self.service is not None:
+            self.service.updates.staging.close()
+            self.service.engine.shutdown()

@@ -1,0 +1,129 @@
+"""A call of a session: what it says, the tokens that it adds to those of the call it goes on from, and its answer."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from swift_r1.serving.sessions.history import Kind, Message, canonical, digest, keys_of
+from swift_r1.wire.protocol import FinishReason, SamplingParams
+
+
+class Wording(Protocol):
+    """The model's chat template and tokenizer."""
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Tokens that are no text, among them those that end a turn."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """The whole conversation, with the opening of an answer."""
+
+    def behind(
+        self, messages: Sequence[Message], place: int, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...] | None:
+        """What follows the model's turn `messages[place]`, with the opening of an answer; None where the template
+        cannot say."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """A plain text, as a prompt begins."""
+
+    def encode_more(self, text: str) -> tuple[int, ...]:
+        """A plain text behind others."""
+
+    def texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Of each token alone."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call says. `settings` is all else that its answer depends on; `prompt` is for plain completions, which
+    have no messages. Digests of it are taken once: a conversation may be long."""
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str | tuple[int, ...] | None = None
+
+    @cached_property
+    def _keyed(self) -> tuple[list[bytes], dict[str, int]]:
+        ids: dict[str, int] = {}
+        return keys_of(self.messages, ids), ids
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Returns the keys of its messages."""
+        return self._keyed[0]
+
+    def answer_key(self, answer: Message) -> bytes:
+        """Returns the key of an answer behind the messages."""
+        return keys_of([answer], dict(self._keyed[1]))[0]
+
+    @cached_property
+    def tools_key(self) -> bytes:
+        return digest(*(canonical(tool) for tool in self.tools))
+
+    @cached_property
+    def content(self) -> bytes:
+        """Equal for calls that say the same."""
+        said = [*self.keys]
+        if self.prompt is not None:
+            said.append(canonical(self.prompt))
+        return digest(self.tools_key, *said, canonical(dict(self.settings)))
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call, answered once `finish_reason` is there.
+
+    Attributes:
+        content: digest of what it says; `again` numbers the calls that say the same.
+        keys: of the messages that it adds to its parent's history, in the end with the answer's.
+        head: digest of its history, in the end with the answer.
+        added: prompt tokens behind the parent's tokens.
+        sampling: what was generated with.
+    """
+
+    number: int
+    kind: Kind
+    parent: Call | None
+    content: bytes
+    again: int
+    seed: int | None
+    asked: Asked
+    head: bytes
+    keys: list[bytes]
+    added: array[int]
+    prompt_tokens: int
+    began: float
+    sampling: SamplingParams | None = None
+    completion_id: str = ""
+    children: int = 0  # calls that go on behind this one
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("d"))
+    versions: tuple[tuple[int, int], ...] = ()
+    finish_reason: FinishReason | None = None
+    text: str = ""
+    answer: Message | None = None
+    seconds: float = 0.0
+    held: int = 0  # bytes of `asked` and `answer`
+
+    def line(self) -> list[Call]:
+        """The calls from the first one to this."""
+        calls: list[Call] = [self]
+        while (parent := calls[-1].parent) is not None:
+            calls.append(parent)
+        return calls[::-1]
+
+    def tokens(self) -> list[int]:
+        """Of the prompt and, once it is there, the answer."""
+        together = array("i")
+        for call in self.line():
+            together += call.added + call.token_ids
+        return together.tolist()
+
+    def history(self) -> list[bytes]:
+        return [key for call in self.line() for key in call.keys]

@@ -1,0 +1,280 @@
+"""Runs the calls of sessions over an engine: one generation for a call and its retries, recorded when it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.serving.engines.base import Piece, TokenLogprob
+from swift_r1.serving.pieces import Pieces, joined
+from swift_r1.serving.sessions.calls import Asked, Call, Wording
+from swift_r1.serving.sessions.history import Message
+from swift_r1.serving.sessions.session import SessionState
+from swift_r1.serving.sessions.store import SessionStore
+from swift_r1.wire import sessions as wire
+from swift_r1.wire.protocol import HTTPError, LimitReached, RolloutRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How a call is answered.
+
+    Attributes:
+        request: for a prompt; raises HTTPError where the model cannot take it.
+        generate: starts it with a seed, where there is one.
+        answer: the message that the client gets for a completion, given the prompt too; None for a plain completion.
+    """
+
+    request: Callable[[tuple[int, ...]], RolloutRequest]
+    generate: Callable[[RolloutRequest, int | None], Pieces]
+    answer: Callable[[Piece, tuple[int, ...]], Message | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known; and
+    how many equal calls it has made before this one, which may come later."""
+
+    retried: bool = False
+    key: str | None = None
+    before: int = 0
+
+
+class Gateway:
+    """The sessions of a server, and what runs in them.
+
+    Args:
+        observe: called with the kind of each call that was answered, or `retried`, or `failed`.
+    """
+
+    def __init__(self, store: SessionStore, observe: Callable[[str], None] = lambda _kind: None) -> None:
+        self.store = store
+        self._observe = observe
+        self._running: dict[Call, _Running] = {}
+
+    def delete(self, name: str) -> None:
+        """Ends what runs in the session, and forgets it. Raises HTTPError as the store."""
+        state = self.store.delete(name)
+        for call in list(state.running):
+            self._running[call].stop(HTTPError(404, f"session {name!r} was deleted"))
+
+    def ask(
+        self,
+        state: SessionState,
+        asked: Asked,
+        given: Mapping[str, Any],
+        fixed: Mapping[str, Any],
+        attempt: Attempt,
+        wording: Wording,
+        work: Work,
+    ) -> Reader:
+        """The answer to a call, on its way.
+
+        Args:
+            given: what the agent itself said about seed, sampling and whatever else the session overrules.
+            fixed: what holds in any session.
+
+        Raises:
+            HTTPError: 403 where the session's limits are reached, 503 where the records have no room, 400 for a key
+                that belongs to another call.
+        """
+        content = asked.content
+        if (known := state.retry_of(content, attempt.retried, attempt.key)) is not None:
+            self._observe("retried")
+            return Reader(known, self._running.get(known), wording)
+        own, call = state.request.sampling, None
+        try:
+            self.store.check_memory()
+            tokens, seconds = state.left()
+            call, ids = state.begin(asked, wording, attempt.key, attempt.before)
+            prompt = tuple(ids)
+            request = _within(work.request(prompt), own, tokens, f"{state.name}/{call.number}")
+            if call.seed is None:
+                call.seed = given.get("seed")
+            call.sampling = request.sampling
+            source = work.generate(request, call.seed)
+        except BaseException as error:
+            state.limited = state.limited or isinstance(error, LimitReached)
+            if call is not None:
+                state.fail(call)
+            else:
+                state.refused(content)
+            self._observe("failed")
+            raise
+        settled = own.model_dump(exclude_none=True, exclude={"max_tokens"}) | dict(fixed)
+        for name, value in settled.items():
+            if given.get(name) not in (None, value):
+                state.overruled[name] += 1
+        call.completion_id = source.name
+
+        def record() -> None:
+            whole = joined(running.pieces)
+            assert whole.finish_reason is not None
+            state.finish(
+                call,
+                whole.token_ids,
+                [one.logprob for one in whole.logprobs],
+                whole.versions or ((0, source.version),),
+                whole.finish_reason,
+                whole.text,
+                work.answer(whole, prompt),
+            )
+
+        def over(error: BaseException | None) -> None:
+            del self._running[call]
+            if error is not None:
+                state.fail(call)
+            self._observe(call.kind if error is None else "failed")
+
+        running = self._running[call] = _Running(source, seconds, record, over)
+        return Reader(call, running, wording)
+
+
+def _within(request: RolloutRequest, own: wire.SessionSampling, tokens: int | None, name: str) -> RolloutRequest:
+    """The request as the session wants it, named after it and the call's number."""
+    values = own.model_dump(exclude_none=True)
+    limits = (request.sampling.max_tokens, own.max_tokens, tokens)
+    values["max_tokens"] = min(one for one in limits if one is not None)
+    return request.model_copy(update={"request_id": name, "sampling": request.sampling.model_copy(update=values)})
+
+
+class _Running:
+    """A generation with one reader or more; it ends when the last one has gone."""
+
+    def __init__(
+        self,
+        source: Pieces,
+        seconds: float | None,
+        record: Callable[[], None],
+        over: Callable[[BaseException | None], None],
+    ) -> None:
+        self.source, self.pieces = source, list[Piece]()
+        self._record, self._over = record, over
+        self.ended = self.started = False
+        self.error: BaseException | None = None
+        self.readers = 0
+        self._seconds = seconds
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def leave(self) -> None:
+        self.readers -= 1
+        if self.readers == 0:
+            self.stop(HTTPError(499, "the client hung up"))
+
+    def stop(self, error: HTTPError) -> None:
+        """Its readers raise the error, unless it has ended; a retry that comes now begins again."""
+        self._end(error)
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(self._seconds) as limit:
+                await self.source.start()
+                self.started = True
+                self._tell()
+                async for _, piece in self.source:
+                    if piece.finish_reason not in (None, "stop", "length"):
+                        raise HTTPError(503, f"the engine ended the generation: {piece.finish_reason}", 1)
+                    self.pieces.append(piece)
+                    if piece.finish_reason is None:
+                        self._tell()
+                    else:
+                        # Recorded before the client sees the end, and may ask again at once or hang up.
+                        self._end(None)
+            self._end(RuntimeError("the engine ended a completion without a reason"))
+        except TimeoutError as error:
+            self._end(HTTPError(403, "the session's time is over") if limit.expired() else error)
+        except asyncio.CancelledError:
+            self._end(HTTPError(503, "the generation was stopped", 1))
+            raise
+        except Exception as error:  # noqa: BLE001 - handed to the readers, who raise it
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.ended:
+            return
+        if error is None:
+            try:
+                self._record()
+            except Exception as defect:  # noqa: BLE001 - handed to the readers, who raise it
+                error = defect
+        self.ended, self.error = True, error
+        self._over(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Reader:
+    """The pieces of a call's answer, in order; from the record where it has ended already.
+
+    Attributes:
+        prompt_tokens: number of them.
+        name: of the completion, the same for a retry.
+    """
+
+    def __init__(self, call: Call, running: _Running | None, wording: Wording) -> None:
+        self.name, self.prompt_tokens = call.completion_id, call.prompt_tokens
+        self._call, self._running, self._wording = call, running, wording
+        if running is not None:
+            running.readers += 1
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return tuple(self._call.tokens()[: self.prompt_tokens])
+
+    @property
+    def version(self) -> int:
+        return self._call.versions[0][1] if self._running is None else self._running.source.version
+
+    async def start(self) -> None:
+        """Waits for its first byte to make sense. Raises what the generation does."""
+        running = self._running
+        if running is None:
+            return
+        try:
+            while not (running.started or running.ended):
+                await running.changed()
+            if running.error is not None and not running.started:
+                raise running.error
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
+        running = self._running
+        if running is None:
+            yield 0, self._remembered()
+            return
+        place = 0
+        try:
+            while True:
+                while place < len(running.pieces):
+                    place += 1
+                    yield 0, running.pieces[place - 1]
+                if running.ended:
+                    if running.error is not None:
+                        raise running.error
+                    return
+                await running.changed()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._running is not None:
+            self._running.leave()
+            self._running = None
+
+    def _remembered(self) -> Piece:
+        call = self._call
+        texts = self._wording.texts(call.token_ids)
+        logprobs = tuple(TokenLogprob(*one) for one in zip(texts, call.logprobs, strict=True))
+        return Piece(tuple(call.token_ids), call.text, logprobs, call.finish_reason, call.versions)

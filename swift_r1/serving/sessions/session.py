@@ -1,0 +1,188 @@
+"""One session: its calls, counts and limits. Nothing here waits, and nothing knows HTTP.
+
+A call that continues an earlier one keeps that one's tokens: its prompt is they, and what the chat template puts behind
+the model's turn. So each call holds only the tokens that it adds, and sequences are chains of calls.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from swift_r1.serving.sessions.calls import Asked, Call, Wording
+from swift_r1.serving.sessions.history import Message, canonical, digest
+from swift_r1.serving.sessions.lineage import Lineage
+from swift_r1.serving.sessions.record import recorded
+from swift_r1.wire import sessions as wire
+from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed
+
+_BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
+_BYTES_PER_MESSAGE = 300  # beside its text
+_BYTES_PER_CALL = 3000
+_OWED = 256  # so many contents of calls without an answer are known
+
+
+class SessionState:
+    """Calls and counts of one session. `request` is what it was opened with, except the id."""
+
+    def __init__(
+        self, name: str, request: wire.SessionRequest, key: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name, self.request, self.key = name, request, key
+        self.began = self.used = clock()
+        self.lineage = Lineage()
+        self.kinds: Counter[str] = Counter()
+        self.overruled: Counter[str] = Counter()
+        self.retried = self.failed = self.tokens = self.bytes = 0
+        self.limited = False  # whether a call was refused since there is no more to be had
+        self.on_growth: Callable[[int], None] = lambda _bytes: None
+        self._clock = clock
+        self._numbers = 0
+        self._by_content: dict[bytes, dict[int, Call]] = {}
+        self._by_key: dict[str, Call] = {}
+        self._owed: Counter[bytes] = Counter()  # calls without an answer: a retry of theirs is a call
+
+    @property
+    def calls(self) -> list[Call]:
+        """Answered ones."""
+        return self.lineage.calls
+
+    @property
+    def running(self) -> list[Call]:
+        return self.lineage.running
+
+    def left(self) -> tuple[int | None, float | None]:
+        """Tokens and seconds that are left. Raises LimitReached (403) where the session lets no call in."""
+        limits = self.request.limits
+        seconds = None if limits.seconds is None else self.began + limits.seconds - self._clock()
+        tokens = None if limits.tokens is None else limits.tokens - self.tokens
+        if seconds is not None and seconds <= 0:
+            raise LimitReached(403, f"the session's {limits.seconds:g} s are over")
+        if tokens is not None and tokens <= 0:
+            raise LimitReached(403, f"the session's {limits.tokens} tokens are used up")
+        if limits.calls is not None and len(self.calls) + len(self.running) >= limits.calls:
+            raise LimitReached(403, f"the session's {limits.calls} calls are used up")
+        return tokens, seconds
+
+    def retry_of(self, content: bytes, retried: bool, key: str | None = None) -> Call | None:
+        """The call that this one repeats, where the client says that it tries again (`retried`), or sends an
+        idempotency key for the second time. For the former that is the newest call with this content that was not
+        continued, unless a call with it has failed, which is what the client tries again. Raises HTTPError (400) for
+        a key that was used for another call."""
+        known = self._by_key.get(key) if key is not None else None
+        if known is not None and known.content != content:
+            raise HTTPError(400, "this Idempotency-Key was used for another call of the session")
+        if known is None and retried and key is None:
+            if content in self._owed:
+                self._owed -= Counter([content])
+                return None
+            same = reversed(self._by_content.get(content, {}).values())
+            known = next((call for call in same if not call.children), None)
+        if known is not None:
+            self.retried += 1
+            self.used = self._clock()
+        return known
+
+    def begin(self, asked: Asked, wording: Wording, key: str | None = None, before: int = 0) -> tuple[Call, list[int]]:
+        """A new call and its prompt; `before` as the client says (`Attempt`). Raises HTTPError as `left`, and what the
+        wording raises."""
+        self.left()
+        content = asked.content
+        same = self._by_content.get(content, {})
+        again = next(number for number in range(before, before + len(same) + 1) if number not in same)
+        place, seed = self.lineage.place(asked, wording), self.request.seed
+        call = Call(
+            number=self._numbers,
+            kind=place.kind,
+            parent=place.parent,
+            content=content,
+            again=again,
+            seed=None if seed is None else completion_seed(seed, content.hex(), again),
+            asked=asked,
+            head=place.head,
+            keys=place.keys,
+            added=array("i", place.added),
+            prompt_tokens=0,
+            began=self._clock(),
+        )
+        prompt = call.tokens()
+        call.prompt_tokens = len(prompt)
+        self._numbers += 1
+        self.running.append(call)
+        self._by_content.setdefault(content, {})[again] = call
+        if key is not None:
+            self._by_key[key] = call
+        if call.parent is not None:
+            call.parent.children += 1
+        self.used = self._clock()
+        return call, prompt
+
+    def finish(
+        self,
+        call: Call,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[tuple[int, int]],
+        finish_reason: FinishReason,
+        text: str,
+        answer: Message | None,
+    ) -> None:
+        """The call's answer: for a chat the message as the client gets it."""
+        call.token_ids, call.logprobs = array("i", token_ids), array("d", logprobs)
+        call.versions, call.finish_reason = tuple(versions), finish_reason
+        call.text, call.answer = text, answer
+        self.used = self._clock()
+        call.seconds = self.used - call.began
+        asked = call.asked
+        if answer is not None:
+            call.keys.append(asked.answer_key(answer))
+            call.head = digest(call.head, call.keys[-1])
+        call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
+        tokens = len(call.added) + len(call.token_ids)
+        grown = _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
+        if (parent := call.parent) is not None and parent.asked.messages:
+            # What it said is part of this call's messages.
+            grown -= parent.held
+            parent.asked, parent.answer, parent.held = Asked(), None, 0
+        self.lineage.answered(call)
+        self.kinds[call.kind] += 1
+        self.tokens += len(token_ids)
+        self.bytes += grown
+        self.on_growth(grown)
+
+    def fail(self, call: Call) -> None:
+        """The call has no answer, and leaves no trace but in the counts."""
+        self.running.remove(call)
+        same = self._by_content[call.content]
+        del same[call.again]
+        if not same:
+            del self._by_content[call.content]
+        self._by_key = {key: one for key, one in self._by_key.items() if one is not call}
+        if call.parent is not None:
+            call.parent.children -= 1
+        self.refused(call.content)
+
+    def refused(self, content: bytes) -> None:
+        """A call was not even begun."""
+        self.failed += 1
+        if len(self._owed) < _OWED or content in self._owed:
+            self._owed[content] += 1
+        self.used = self._clock()
+
+    def record(self) -> wire.SessionRecord:
+        calls, sequences = recorded(self.calls, self.request.seed is not None)
+        return wire.SessionRecord(
+            id=self.name,
+            seed=self.request.seed,
+            running=len(self.running),
+            tokens=self.tokens,
+            seconds=self._clock() - self.began,
+            kinds=dict(self.kinds),
+            retried=self.retried,
+            failed=self.failed,
+            overruled=dict(self.overruled),
+            calls=tuple(calls),
+            sequences=tuple(sequences),
+        )

@@ -1,0 +1,264 @@
+"""Weight updates over one engine: staging, loading, failures, and what becomes of running generations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.models.expected import Shapes, adapter_shapes
+from swift_r1.serving.admission import Admission
+from swift_r1.serving.engines.base import InferenceEngine
+from swift_r1.serving.metrics import ServerMetrics
+from swift_r1.serving.relays import Relays
+from swift_r1.serving.sleeping import Sleeping
+from swift_r1.sync.buckets import most_bytes
+from swift_r1.sync.staging import StagedBucket, Staging
+from swift_r1.sync.transport import seconds_for
+from swift_r1.sync.update import UpdateMachine
+from swift_r1.wire import protocol as wire
+from swift_r1.wire.protocol import EngineDead, HTTPError
+
+logger = logging.getLogger("swift_r1.serving")
+
+_HEADER_ROOM = 16 << 20
+_LEASES_EVERY_S = 1.0
+
+
+class WeightUpdates:
+    """The state machine of `sync/update.py` with a clock, an engine and files. Methods raise HTTPError as it
+    does."""
+
+    def __init__(
+        self,
+        config: RolloutArguments,
+        engine: InferenceEngine,
+        expected: Shapes,
+        metrics: ServerMetrics,
+        committed: Callable[[], None],  # called when a new version is served
+    ) -> None:
+        self._config, self._engine, self._metrics, self._committed = config, engine, metrics, committed
+        size = most_bytes(expected)
+        self.staging = Staging(size + _HEADER_ROOM)
+        patience = seconds_for(config.update_timeout, size)
+        self.machine = UpdateMachine(expected, time.monotonic, patience, self._forget)
+        self.relays = Relays(self.machine, config.api_key)
+        self.admission = Admission(config, self.machine)
+        self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
+        self.own_base = True  # no whole weights have been pushed
+        self._expected = expected
+        self._adapter: wire.AdapterConfig | None = None
+        self._base: str | None = None
+        self._commit: asyncio.Task[None] | None = None
+
+    def status(self, **more: Any) -> wire.UpdateStatus:
+        machine = self.machine
+        return wire.UpdateStatus(
+            weight_version=machine.version, pending_version=machine.pending_version, buckets=machine.staged, **more
+        )
+
+    @contextmanager
+    def _changes(self) -> Iterator[None]:
+        """Around all that uses the machine, whose state may change also where it raises."""
+        try:
+            yield
+        finally:
+            self._notify()
+
+    def _notify(self) -> None:
+        self.admission.notify()
+        self.relays.notify()
+
+    def _forget(self, buckets: list[StagedBucket]) -> None:
+        self.relays.once_sent(lambda: self.staging.forget(buckets))
+
+    async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
+        with self._changes():
+            token = self.machine.take_lease(request.owner, request.ttl_seconds, request.token)
+        return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
+
+    async def release_lease(self, token: str | None) -> wire.UpdateStatus:
+        with self._changes():
+            self.machine.release(token)
+        return self.status()
+
+    async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
+        expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
+        with self._changes():
+            self.machine.check_holder(token)
+            await self.relays.stop()
+            update = self.machine.begin(token, request.version, expected)
+            self.relays.expect(update, request.relays)
+            self._adapter, self._base = request.adapter, self.staging.base
+        return self.status(folder=self.staging.shared, base=self._base)
+
+    async def bucket(
+        self,
+        token: str | None,
+        version: int,
+        index: int,
+        digest: str | None,
+        chunks: AsyncIterator[bytes],
+        base: str | None,
+        size: int,
+    ) -> wire.UpdateStatus:
+        """Stages one bucket; a refused one leaves the update open at the bucket before it. With a `base`, the content
+        hash of a version that was loaded before, only what has changed comes. `size` is the body's, 0 where it is
+        unknown."""
+        with self._changes():
+            self.machine.check_bucket_welcome(token, version, index)
+            if base is None:
+                staged = await self.staging.write(index, chunks, digest, size)
+            elif digest is None:
+                raise HTTPError(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
+            elif base != self._base:
+                raise HTTPError(409, "this server does not hold the version that changes: send the bucket whole")
+            else:
+                staged = await self.staging.change(index, chunks, digest, base if self.relays.awaited else None)
+            return self._add(token, version, staged)
+
+    async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
+        """As `bucket`, for one that the lease's holder has written into the staging folder."""
+        with self._changes():
+            self.machine.check_bucket_welcome(token, request.version, request.index)
+            return self._add(token, request.version, await self.staging.take(request.index, request.digest))
+
+    def _add(self, token: str | None, version: int, staged: StagedBucket) -> wire.UpdateStatus:
+        try:
+            self.machine.add_bucket(token, version, staged)
+        except HTTPError:
+            self.staging.forget([staged])
+            raise
+        return self.status()
+
+    async def relay(self, token: str | None, request: wire.RelayRequest) -> wire.RelayStatus:
+        """See `Relays.relay`."""
+        with self._changes():
+            return await self.relays.relay(token, request)
+
+    async def channel(self, token: str | None, request: wire.ChannelRequest) -> wire.UpdateStatus:
+        """Takes the engine's workers into the NCCL group of the lease's holder."""
+        workers = self._engine.info.nccl_workers
+        with self._changes():
+            self.machine.check_holder(token)
+            if request.world_size != 1 + workers:
+                raise HTTPError(422, f"this server has {workers} workers that take weights over NCCL")
+            async with self.admission.exclusive:
+                await self._engine.join_nccl(request.unique_id, request.world_size)
+        return self.status()
+
+    async def stream(self, token: str | None, bucket: wire.StreamedBucket) -> wire.UpdateStatus:
+        """Loads one bucket while the lease's holder broadcasts it, or out of its memory. Running rollouts end first,
+        whatever the policy."""
+        with self._changes():
+            self.machine.check_stream_welcome(token, bucket)
+            known, memory = self._engine.info, bucket.memory
+            if self._adapter is not None or not (known.nccl_workers if memory is None else memory.gpu == known.gpu):
+                raise HTTPError(422, "so only whole models come: over NCCL to GPUs, or in memory of the engine's one")
+            await self._make_way(bucket.version, self._config.update_policy, keep=False)
+            async with self.admission.exclusive:
+                self.machine.stream(token, bucket)
+                self.own_base = False
+                try:
+                    await self.sleeping.wake_weights()
+                    await asyncio.shield(self._engine.receive_weights(bucket.tensors, bucket.index == 0, memory))
+                    self.machine.received()
+                except Exception as error:
+                    raise self._load_failed(error, []) from error
+        return self.status()
+
+    async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
+        """Loads the staged version into the engine; the policy says what becomes of running rollouts. Raises HTTPError:
+        503 if these did not finish in time (the update stays open), 500 if the engine could not load it (then nothing
+        is served until a full push succeeds)."""
+        started = time.monotonic()
+        with self._changes():
+            if self.machine.already_committed(token, request.version, request.content_hash):
+                return self.status()
+            opened = self.machine.opened(token, request.version)
+            await self._make_way(request.version, request.policy or self._config.update_policy)
+            self.machine.check_still_open(opened)
+            buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
+            # A task of its own: a trainer that hangs up must not leave the engine half loaded.
+            self._commit = asyncio.create_task(self._load(request, buckets))
+            await asyncio.shield(self._commit)
+        seconds = time.monotonic() - started
+        self._metrics.updates.labels("loaded").inc()
+        self._metrics.update_seconds.observe(seconds)
+        return self.status(seconds=seconds)
+
+    async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
+        with self._changes():
+            self.machine.abort(token, request.version)
+        return self.status()
+
+    async def watch_leases(self) -> None:
+        """Ends leases and updates of silent trainers, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(_LEASES_EVERY_S)
+            try:
+                what = self.machine.expire()
+            except OSError:
+                logger.exception("the files of an update could not be removed")
+                continue
+            if what is not None:
+                logger.warning("%s; version %d stays", what, self.machine.version)
+                self._notify()
+
+    async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
+        update = f"the update to weight version {version}"
+        if policy == "abort":
+            self.admission.stop(update, False)
+        if policy != "keep" or not keep:
+            await self.admission.drained(update)
+
+    def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
+        highest = self._config.vllm_max_lora_rank
+        if not self._config.vllm_enable_lora:
+            raise HTTPError(422, "this server takes no adapters: start it with --vllm_enable_lora true")
+        if adapter.rank > highest:
+            raise HTTPError(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
+        shapes = adapter_shapes(self._expected, adapter)
+        if not self.own_base:
+            raise HTTPError(409, "whole weights were pushed, and adapters need the server's own: start it again")
+        return shapes
+
+    async def _load(self, request: wire.UpdateCommit, buckets: Sequence[StagedBucket]) -> None:
+        with self._changes():
+            async with self.admission.exclusive:
+                try:
+                    paths = [bucket.path for bucket in buckets]
+                    self.own_base = self.own_base and self._adapter is not None
+                    await self.sleeping.wake_weights()
+                    if self._adapter is not None:
+                        await self._engine.load_adapter(paths, self._adapter, request.version)
+                    elif paths:
+                        await self._engine.load_weights(paths, request.version)
+                    else:
+                        await self._engine.finish_receiving(request.version)
+                except Exception as error:
+                    raise self._load_failed(error, buckets) from error
+                self.machine.loaded()
+                self.relays.once_sent(lambda: self._hold(len(buckets), request))
+                self._committed()
+
+    def _hold(self, buckets: int, request: wire.UpdateCommit) -> None:
+        if self.machine.version == request.version and self.machine.broken is None:
+            self.staging.hold(buckets, request.content_hash)
+
+    def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
+        """What to raise for it."""
+        self._metrics.updates.labels("failed").inc()
+        # The engine may still read them: not to be written to for the next version.
+        for bucket in buckets:
+            bucket.path.unlink(missing_ok=True)
+        if isinstance(error, EngineDead):
+            self.machine.failed("the engine died")
+            return error
+        logger.error("loading weight version %s failed", self.machine.pending_version, exc_info=error)
+        self.machine.failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return HTTPError(500, self.machine.broken or "")

@@ -1,0 +1,1 @@
+"""Supervised processes: limits, a watchdog that ends a whole tree, and a sandbox for programs."""

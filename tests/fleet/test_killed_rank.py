@@ -1,0 +1,35 @@
+"""What the trainer's own launcher tells `swift launch`, and nobody else, of a rank that a signal killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from swift_r1.errors import EXIT_RANK_KILLED, EXIT_RUN_FAILED
+from swift_r1.runtime.stopping import LAUNCHED
+from tests.conftest import REPO
+
+SCRIPT = """
+import sys
+from swift_r1.flags import World
+from swift_r1.launch.elastic import run_workers
+worker = f"import os, signal, sys, time; {sys.argv[1]} if os.environ['RANK'] == '1' else time.sleep(60)"
+sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "-c", worker), 20))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "launched", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", True, EXIT_RANK_KILLED),
+        ("os.kill(os.getpid(), signal.SIGKILL)", False, EXIT_RUN_FAILED),
+        ("sys.exit(5)", True, EXIT_RUN_FAILED),
+    ],
+)
+def test_exit_code(end: str, launched: bool, code: int) -> None:
+    environ = os.environ | {"PYTHONPATH": str(REPO)} | ({LAUNCHED: "1"} if launched else {})
+    done = subprocess.run([sys.executable, "-c", SCRIPT, end], env=environ, timeout=120, check=False)
+    assert done.returncode == code

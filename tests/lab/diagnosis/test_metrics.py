@@ -1,0 +1,89 @@
+"""The metrics that only the diagnosis reads."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from swift_r1.record.metrics import slowdown
+from swift_r1.rollout.texts import N, letter_counts, repeated_ngrams, text_metrics
+from swift_r1.runtime.pace import Pace
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.training.grpo import changed_share, weight_sample
+
+
+def conversation(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
+    asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()))
+    return SimpleNamespace(
+        request_id=request_id, prompt=asked, text=text, completions=[SimpleNamespace(token_ids=tuple(ids))]
+    )
+
+
+def test_repeated_ngrams_as_a_set_counts_them() -> None:
+    chance = random.Random(0)
+    for length in (0, 7, 8, 9, 40, 300):
+        for kinds in (1, 2, 3, 50_000):
+            ids = [chance.randrange(kinds) for _ in range(length)]
+            grams = [tuple(ids[at : at + N]) for at in range(length - N + 1)]
+            assert repeated_ngrams(ids) == (len(grams), len(grams) - len(set(grams)))
+
+
+def test_letters_of_each_script() -> None:
+    assert letter_counts("ab 1+2, \n") == {"LATIN": 2}
+    assert letter_counts("aé 学习 да 12 €") == {"LATIN": 2, "CJK": 2, "CYRILLIC": 2}
+    assert letter_counts("1 + 2") == {}
+
+
+def test_metrics_of_a_round() -> None:
+    loop, plain = [1, 2] * 20, list(range(40))
+    found = text_metrics(
+        [
+            conversation("a", "say да", "да no", loop),
+            conversation("a", "say да", "学习", plain),
+            conversation("b", "say да", "", [1]),
+        ]
+    )
+    assert found == {
+        "prompts/repeated": 0.5,
+        "completions/repetition": pytest.approx(31 / 66),
+        "completions/foreign_letters": pytest.approx(2 / 6),
+    }
+    assert text_metrics([conversation("a", "1", "2", [5])]) == {"prompts/repeated": 0.0}
+
+
+def test_the_slowest_of_several() -> None:
+    assert slowdown("rank", [1.0]) == {} and slowdown("rank", [1.0, 0.0]) == {}
+    assert slowdown("rank", [1.0, 3.0]) == {"time/rank_slowdown": 3.0, "time/slowest_rank": 1.0}
+    assert slowdown("server", [4.0, 0.0, 1.0, 2.0, 3.0])["time/server_slowdown"] == 2.0
+
+
+def test_a_pace_is_of_what_was_computed_since() -> None:
+    pace = Pace(torch.device("cpu"))
+    assert pace.take() == 0.0
+    with pace.timed(1000):
+        torch.randn(64, 64)
+    assert 0 < pace.take() < 1 and pace.take() == 0.0
+
+
+def test_weights_that_round_to_what_they_were() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 2000)).to(torch.bfloat16)
+    model[0].requires_grad_(False)
+    ranks = Ranks(0, 1, torch.device("cpu"), None)
+    before = weight_sample(model)
+    assert before.dtype == torch.bfloat16 and len(before) == len(range(0, 60_000, 234))  # of the matrix alone
+    with torch.no_grad():
+        model[1].bias += 1e3
+        model[1].weight[:100] = 0.0
+    before = weight_sample(model)
+    with torch.no_grad():
+        model[1].weight += 1e-9
+    assert changed_share(before, weight_sample(model), ranks) == {"weights/changed": 0.0}
+    with torch.no_grad():
+        model[1].weight[:1000] += 1.0
+    share = changed_share(before, weight_sample(model), ranks)["weights/changed"]
+    assert share == pytest.approx(900 / 1900, abs=0.02)
+    assert changed_share(weight_sample(model.float()), weight_sample(model), ranks) == {}

@@ -1,0 +1,252 @@
+"""`swift report` of runs that were made up: the same bytes from everywhere, and something to read of any folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swift_r1.cli.main import main
+from swift_r1.lab.evaluation.store import write_whole
+from swift_r1.lab.report import parts
+from swift_r1.lab.report.blocks import Figures, Table
+from swift_r1.lab.report.build import build
+from swift_r1.lab.report.evaluations import difference, mean_shares, right_shares
+from swift_r1.record.folder import find_runs
+from swift_r1.record.metric_log import MetricLog
+from tests.lab.runs.made import make_run, write_rows
+from tests.lab.runs.timed import write_events, write_spans
+
+ROOT = Path(__file__).parents[3]
+SECTIONS = [
+    "What was run",
+    "Curves",
+    "The same prompts over time",
+    "What fails",
+    "Best completions",
+    "Worst completions",
+]
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_the_same_file_from_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here and in another process, place, time zone and locale, of a copy without times."""
+    run = make_run(tmp_path / "here" / "v0-run", steps=6)
+    before = contents(run)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run)]) == 0
+    copy = tmp_path / "there" / "v0-run"
+    shutil.copytree(run, copy, copy_function=shutil.copyfile)
+    other = {
+        "TZ": "Asia/Kathmandu",
+        "LC_ALL": "C",
+        "LANG": "tr_TR.UTF-8",
+        "PYTHONHASHSEED": "7",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "swift_r1", "report", str(copy), "-o"]
+    for name in ("other.html", "other.md"):
+        done = subprocess.run([*command, name], cwd=copy, env={**os.environ, **other}, timeout=120, check=False)
+        assert done.returncode == 0
+    assert (tmp_path / "report-v0-run.html").read_bytes() == (copy / "other.html").read_bytes()
+    assert main(["report", str(run), "-o", "other.md"]) == 0
+    assert (tmp_path / "other.md").read_bytes() == (copy / "other.md").read_bytes()
+    pictures = sorted((tmp_path / "other_files").iterdir())
+    assert [path.read_bytes() for path in pictures] == [
+        (copy / "other_files" / path.name).read_bytes() for path in pictures
+    ]
+    assert len(pictures) > 2 and f"](other_files/{pictures[-1].name})" in (tmp_path / "other.md").read_text()
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    "how", ["ended", "killed", "failed", "old", "one step", "no step", "logging alone", "args alone"]
+)
+def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
+    run = make_run(
+        tmp_path / "v0-run",
+        steps={"one step": 1, "no step": 0}.get(how, 4),
+        old=how == "old",
+        exit_code={"killed": None, "no step": None, "failed": 5}.get(how, 0),
+    )
+    for path in list(run.iterdir()) if how.endswith("alone") else ():
+        if not path.name.startswith(how.split()[0]):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    report = build(find_runs([run]))
+    titles = [section.title for section in report.sections]
+    if how in ("ended", "killed", "failed", "old", "one step"):
+        assert [title for title in SECTIONS if title not in titles] == []
+        assert report.problems == []
+    else:
+        assert titles[0] == SECTIONS[0]
+    [table, *_] = report.sections[0].blocks
+    assert isinstance(table, Table)
+    state = dict(table.rows)["state"]
+    assert state.startswith({"killed": "killed", "no step": "killed", "failed": "failed"}.get(how, state))
+
+
+def test_what_is_wrong_with_a_run_is_said_as_swift_why_says_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=4)
+    write_rows(run / "logging.jsonl", [{"step": step, "loss": 0.0, "frac_reward_zero_std": 1.0} for step in range(41)])
+    [section] = [one for one in build(find_runs([run])).sections if one.title == "Diagnosis"]
+    [table] = section.blocks
+    assert isinstance(table, Table) and table.rows[0][:3] == ["v0-run", "no signal", "1 to 16"]
+
+
+def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "v0-run")
+    write_rows(run / "logging.jsonl", [{"step": 4, "eval/rewards alone/reward": 0.5}, {"step": 5}])
+    for name in ("logging.jsonl", "completions.jsonl"):
+        data = (run / name).read_bytes().splitlines(keepends=True)
+        (run / name).write_bytes(b"".join([data[0], b"\xff{not json\n", *data[1:-1], data[-1][:-5]]))
+    (run / "args.json").write_text('{"args": {"model":')
+    (run / "summary.json").write_text("[]")
+    write_rows(run / "events.jsonl", [{"time": 1.0, "step": 1, "kind": ["resumed"], "text": "so"}])
+    assert main(["report", str(run), "-o", str(tmp_path / "out.html")]) == 0
+    said = capsys.readouterr().err
+    for name in ("args.json", "summary.json", "logging.jsonl", "completions.jsonl"):
+        assert f"v0-run: {name}" in said
+    assert "Traceback" not in said and "Worst completions" in (page := (tmp_path / "out.html").read_text())
+    assert "Accuracy on countdown" in page and "Accuracy on rewards alone" not in page
+
+
+def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", old=True)
+    write_spans(run, "rank-0", 3, length=600)  # two hours
+    write_events(run, (0, 0, "started"), (20_000, 2, "resumed"), (20_000 + 3600, 4, "ended"))
+    content = json.loads((run / "args.json").read_text())
+    content |= {"hardware": {"cpu": "C", "cores": 8, "memory_gib": 9.5, "gpus": ["G", "G", "G"]}, "world_size": 2}
+    (run / "args.json").write_text(json.dumps(content))
+    report = build(find_runs([run]))
+    [costs] = report.sections[-1].blocks
+    assert isinstance(costs, Table) and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
+    assert dict(zip(costs.head, costs.rows[0], strict=True))["GPU hours"] == "6.00"
+    [facts, *_] = report.sections[0].blocks
+    assert isinstance(facts, Table)
+    assert ["hardware", "2 processes, 3 x G, 8 cores of C, 9.5 GiB"] in facts.rows
+    assert ["state", "ended at step 4 of 4 (resumed 1 x)"] in facts.rows
+
+
+@pytest.mark.parametrize("value", [None, 3, -1.5, "x", [], [1, None], {"a": [2]}, True], ids=repr)
+def test_what_args_json_holds_may_be_of_any_kind(tmp_path: Path, value: object) -> None:
+    run = make_run(tmp_path / "v0-run")
+    content = json.loads((run / "args.json").read_text())
+    flags = (
+        "model",
+        "dataset",
+        "reward_funcs",
+        "reward_weights",
+        "num_generations",
+        "learning_rate",
+        "seed",
+        "use_vllm",
+    )
+    machine = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), value)
+    for other in (
+        {"args": content["args"] | dict.fromkeys(flags, value)},
+        {"hardware": machine, "plan": {"world_size": value, "total_steps": value}},
+        {
+            "hardware": machine | {"gpus": ["G"]},
+            "world_size": value,
+            "plan": value,
+            "versions": value,
+            "command": value,
+        },
+    ):
+        (run / "args.json").write_text(json.dumps(content | other))
+        [folder] = find_runs([run])
+        log = MetricLog(run)
+        log.refresh()
+        assert parts.facts(folder) and parts.cost(folder, log)["hours"] and folder.problems == []
+        parts.command(folder)
+
+
+def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"v{seed}-run", seed=seed) for seed in range(3)]
+    content = json.loads((runs[2] / "args.json").read_text())
+    content["args"]["learning_rate"] = 1.0
+    (runs[2] / "args.json").write_text(json.dumps(content))
+    report = build(find_runs([tmp_path]))
+    assert report.title == "Report: v0-run and 1 more, v2-run"
+    [table, *_] = report.sections[0].blocks
+    assert isinstance(table, Table) and ["seeds", "0 (v0-run), 1 (v1-run)", ""] in table.rows
+    [curves] = next(one.blocks for one in report.sections if one.title == "Curves")
+    assert isinstance(curves, Figures) and curves.figures[0].svg.count("fill-opacity: 0.2") == 1
+
+
+def test_a_file_that_is_no_report_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "my  rün" / "v0")
+    mine = tmp_path / "train.py"
+    mine.write_text("# see swift report\n")
+    monkeypatch.chdir(tmp_path)
+    wrong = [
+        ([str(run), "-o", "train.py", "--format", "html"], "train.py is there, and is no report"),
+        ([str(run), "-o", "nowhere/out.html"], "there is no folder nowhere"),
+        ([str(run), "-o", "/proc/out.html"], "cannot be written"),
+        ([str(run), "-o", "out.pdf"], "ends in .pdf"),
+        ([str(run), "--format", "pdf"], "--format"),
+        ([str(run / "args.json")], "args.json is a file"),
+    ]
+    for words, message in wrong:
+        assert main(["report", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert mine.read_text() == "# see swift report\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
+    for _ in range(2):  # a report is made again over the one before
+        assert main(["report", str(run), "-o", "."]) == 0
+    assert (tmp_path / "report-v0.html").is_file()
+    monkeypatch.chdir(run)
+    assert main(["report", "."]) == 2
+    assert "name a file with -o" in capsys.readouterr().err
+    assert main(["report"]) == 2
+
+
+def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=4)
+    before = {
+        "step": 0,
+        **{f"eval/countdown/{name}": 0.25 for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")},
+    }
+    log, completions = run / "logging.jsonl", run / "eval_completions.jsonl"
+    log.write_text(json.dumps(before) + "\n" + log.read_text())
+    lines = completions.read_text().splitlines(keepends=True)
+    for kept, gains in ((lines, True), ([line for line in lines if json.loads(line)["step"]], False)):
+        completions.write_text("".join(kept))
+        [section] = [one for one in build(find_runs([run])).sections if one.title == "Evaluation"]
+        table = section.blocks[-1]
+        assert isinstance(table, Table)
+        [row] = table.rows
+        assert row[:5] == ["countdown", "v0-run", "25.0 (step 0)", "50.0 (step 4)", "20.0 to 80.0"]
+        assert all(row[5:]) is gains and any(row[5:]) is gains
+
+
+def test_what_is_right_and_what_a_difference_is_worth() -> None:
+    rows = [
+        {"prompt_id": f"sums/eval:{question}", "rewards/a": float(question < 5), "rewards/b": 9.0}
+        for question in range(10)
+        for _ in range(2)
+    ]
+    named = [{"benchmark": "gsm8k", "prompt_id": "1", "rewards/a": None}]
+    found = right_shares([*rows, *named], ["sums", "su"])
+    assert found["gsm8k"] == {"1": 0.0} and sum(found["sums"].values()) == 5
+    none = dict.fromkeys(found["sums"], 0.0)
+    gained = difference(none, found["sums"])
+    assert gained is not None and gained.value == 0.5 and gained.p_value == 0.0625 and 0 == gained.low < gained.high < 1
+    assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
+    assert difference(none, {"other": 1.0}) is None
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "report.html", "half a pair: \ud800")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,27 @@
+"""The catalogue of files says what the code writes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_args
+
+from swift_r1.lab.runs.catalogue import RUN, undescribed
+from swift_r1.record.events import Kind
+from swift_r1.record.recorded import FIELDS
+from swift_r1.record.token_record import _COMPLETION, _TOKENS
+from swift_r1.training.checkpoint.resume import RunSummary
+
+OF = {one.path: one.fields for one in RUN}
+
+
+def test_fields_are_those_that_are_written() -> None:
+    placeholders = {"rewards/<reward>", "<column>"}
+    assert OF["completions.jsonl"].keys() - placeholders == FIELDS
+    assert OF["summary.json"].keys() == {one.name for one in fields(RunSummary)}
+    assert [*OF["tokens/step-<N>.parquet"]] == ["step", *_COMPLETION, "prompt_token_ids", *_TOKENS]
+    assert OF["events.jsonl"]["kind"] == ", ".join(f"`{kind}`" for kind in get_args(Kind))
+
+
+def test_a_file_without_an_entry_is_named() -> None:
+    known = ["args.json", "spans/rank-0.jsonl", "checkpoint-5/state/run.json", "tokens/step-000012.parquet", "last"]
+    assert undescribed([*known, "new.json", "spans", "spans/a/b.jsonl"]) == ["new.json", "spans", "spans/a/b.jsonl"]

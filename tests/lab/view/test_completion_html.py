@@ -1,0 +1,171 @@
+"""Rows, cards and conditions: whatever a run's files hold, the page is ours."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from swift_r1.errors import RunFailed, UsageError
+from swift_r1.lab.runs.completions import Heatmap
+from swift_r1.lab.view.asking import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
+from swift_r1.lab.view.completion_html import card, data_columns, is_long, reasons_of, rows_table, shown
+from swift_r1.lab.view.conditions import read_conditions
+
+TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
+    ["<script>x</script>", '"><img src=x>', "'", "\x00"]
+)
+VALUE = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | TEXT,
+    lambda one: some.lists(one, max_size=3) | some.dictionaries(TEXT, one, max_size=3),
+    max_leaves=6,
+)
+NAMES = (
+    some.sampled_from(["step", "completion", "prompt", "reward", "rewards/<b>", "messages", "advantage", "number"])
+    | TEXT
+)
+OURS = {
+    *("table", "thead", "tbody", "tr", "th", "td", "a", "b", "button", "p", "nav", "article", "h3", "dl", "dt", "dd")
+} | {*("pre", "div", "details", "summary")}
+
+
+class _Tags(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@settings(max_examples=200, deadline=None)
+@given(some.dictionaries(NAMES, VALUE, max_size=8), some.dictionaries(NAMES, VALUE, max_size=4))
+def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[str, Any]) -> None:
+    columns = list(row)
+    html = rows_table([row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<')
+    html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, whole=True)
+    found = _Tags(html)
+    assert found.found <= OURS
+    assert found.attributes <= {"class", "type", "href", "id", "tabindex", "aria-sort"} | {
+        name for name in found.attributes if name.startswith("data-")
+    }
+    html.encode()
+    assert is_long(row) in (True, False) and isinstance(data_columns(row), dict)
+
+
+def test_all_conversations_of_an_episode_are_there() -> None:
+    said = [[{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}] for name in "abc"]
+    html = card({"messages": said[2], "other_messages": said[:2], "sequences": 3}, [], {})
+    assert html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    assert not is_long({"messages": said[2], "other_messages": said[:2]})
+    said[0][1]["content"] *= 10_000
+    assert is_long({"messages": said[2], "other_messages": said[:2]})
+
+
+def test_values_are_short() -> None:
+    assert [shown(one) for one in (None, 0.123456, float("nan"), 3, [1, "é"], "x")] == [
+        *("–", "0.1235", "invalid", "3", '[1, "é"]', "x")
+    ]
+
+
+def test_conditions() -> None:
+    assert read_conditions('reward>=0.5; finish_reason = length;nums contains 25; a != "1"; b=null;') == [
+        ("reward", ">=", 0.5),
+        ("finish_reason", "=", "length"),
+        ("nums", "contains", 25.0),
+        ("a", "!=", "1"),
+        ("b", "=", None),
+    ]
+    assert read_conditions('completion contains "a;b=c"; rewards/x<2') == [
+        ("completion", "contains", "a;b=c"),
+        ("rewards/x", "<", 2.0),
+    ]
+    assert read_conditions(" ; ") == []
+    for bad in ("reward", "reward is high", "=3", "x > null"):
+        with pytest.raises(UsageError, match="is no condition"):
+            read_conditions(bad)
+
+
+@settings(max_examples=200, deadline=None)
+@given(some.text(max_size=60))
+def test_any_condition_is_read_or_refused(text: str) -> None:
+    try:
+        found = read_conditions(text)
+    except UsageError as error:
+        assert "\n" not in str(error)
+    else:
+        assert all(len(one) == 3 for one in found)
+
+
+def test_reasons_belong_to_their_completion() -> None:
+    row = {"request_id": "r/0", "number": 1, "completion": "same"}
+    rows = [{"request_id": "r/0/1", "cause": "mine"}, {"request_id": "r/0/11", "cause": "not"}, {"completion": "same"}]
+    assert [one.get("cause") for one in reasons_of(row, rows)] == ["mine"]
+    assert reasons_of({"completion": "same"}, rows) == [{"completion": "same"}]
+
+
+def test_a_key_is_for_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFT_API_KEY", "secret")
+    assert own_key("http://127.0.0.1:8000") == own_key("http://[::1]:8000") == "secret"
+    assert own_key("http://example.org:8000") is None and own_key("http://127.0.0.1.example.org") is None
+
+
+def test_the_servers_of_a_run(tmp_path: Path) -> None:
+    assert server_urls({"use_vllm": True, "vllm_server_host": ["a"], "vllm_server_port": [1, 2]}) == (
+        "http://a:1",
+        "http://a:2",
+    )
+    file = tmp_path / "servers.txt"
+    of_file = {"use_vllm": True, "vllm_server_file": str(file)}
+    assert server_urls(of_file) == ()
+    file.write_text("http://a\nnonsense\nhttp://b:1/\n")
+    assert server_urls(of_file) == ("http://a", "http://b:1")
+    assert server_urls({"use_vllm": False}) == server_urls({"no": "flag"}) == server_urls({}) == ()
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path) is None
+    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-x", "checkpoint-30.partial"):
+        (tmp_path / name).mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert newest_checkpoint(tmp_path, 5) == tmp_path / "checkpoint-2"
+    weights = tmp_path / "checkpoint-2" / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(1 << 42)  # without a byte on the disk
+    assert weight_bytes(weights.parent) == 1 << 42
+    with pytest.raises(RunFailed, match=r"checkpoint-2 needs 4096.0 GiB of memory"):
+        check_memory(weights.parent)
+
+
+def test_charts_of_distributions() -> None:
+    pytest.importorskip("nicegui", reason="pip install 'swift-r1[view]'")
+    from swift_r1.lab.runs.failures import FAILURES
+    from swift_r1.lab.view.pages.distributions import heat_options, of_all, shares
+    from swift_r1.lab.view.pages.prompt import in_groups, mean_reward, thinned
+
+    counts = {"step": 1} | dict.fromkeys(FAILURES, 0) | {"right": 3, "truncated": 1}
+    assert of_all([counts])[0] == {"step": 1} | dict.fromkeys(FAILURES, 0.0) | {"right": 0.75, "truncated": 0.25}
+    lines = shares([{"step": step, "a": step / 1000} for step in range(1000)], {"A": "a"})
+    assert len(lines[0].points) == 334 and lines[0].points[1] == (3.0, pytest.approx(0.004))
+    heat = heat_options("x", Heatmap([1, 5], [0.0, 0.5, 1.0], [[3, 1], [0, 2]]))
+    assert heat["series"][0]["data"] == [[0, 0, 0.75], [0, 1, 0.25], [1, 1, 1.0]]
+    assert heat["xAxis"]["data"] == [1, 5] and heat["yAxis"]["data"] == ["0.25", "0.75"]
+    assert thinned(range(101), 5) == [0, 25, 50, 75, 100] and thinned([1, 2], 5) == [1, 2]
+    rows = [
+        {"step": 5, "number": 1, "reward": None},
+        {"step": 5, "number": 0, "reward": 1.0},
+        {"step": 2, "reward": 0.5},
+    ]
+    assert {step: [row.get("number") for row in group] for step, group in in_groups(rows).items()} == {
+        2: [None],
+        5: [0, 1],
+    }
+    assert mean_reward(rows) == 0.75 and mean_reward(rows[:1]) is None

@@ -1,0 +1,275 @@
+"""The pages of completions and tokens in a real browser: what they show is what the files say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyarrow import parquet
+
+from swift_r1.lab.report import colours
+from swift_r1.lab.view.coloured import LEVELS, scale_of, values_of
+from tests.conftest import wait_until_gone
+from tests.lab.runs.made import make_run, write_rows, write_tokens
+
+HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
+PATHS = (
+    *("/completions?run={}", "/group?run={}&step=3&group=1", "/tokens?run={}", "/prompt?run={}"),
+    *("/prompt?run={}&prompt=countdown:1", "/distributions?run={}", "/try?run={}"),
+)
+
+Tab = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "runs" / "made", steps=6)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rgb(colour: str) -> str:
+    return "rgb({}, {}, {})".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
+
+
+def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
+    rows = parquet.read_table(run / "tokens" / f"step-{step:06d}.parquet").to_pylist()
+    return next(row for row in rows if row["number"] == number)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Path, theme: str) -> None:
+    page, url, row = tab(theme=theme), viewer(run).url, recorded(run, 3, 2)
+    row["mask"][10:14] = [False] * 4
+    write_tokens(run / "tokens" / "step-000003.parquet", [row])
+    request = row["request_id"].replace("/", "%2F")
+    for colour in ("ratio", "entropy", "advantage"):
+        page.goto(f"{url}/tokens?run=made&step=3&request={request}&number=2&colour={colour}")
+        page.wait_for_selector(".tokens.text i")
+        shown = page.eval_on_selector_all(
+            ".tokens.text i", "all => all.map((one) => [getComputedStyle(one).backgroundColor, one.textContent])"
+        )
+        assert len(shown) == len(row["token_ids"])
+        assert "".join(text for _, text in shown).replace("·", " ").replace("‥", "").count("<answer>") <= 1
+        values = values_of(row, colour)
+        assert values is not None
+        scale = scale_of(colour, values)
+        for (background, _), value, trained in zip(shown, values, row["mask"], strict=True):
+            if not trained:
+                assert background == "rgba(0, 0, 0, 0)"  # it is striped
+                continue
+            share = (value - scale.low) / (scale.high - scale.low)
+            level = round(max(0.0, min(1.0, share)) * 2 * LEVELS)
+            if scale.colouring.kind == "diverging":
+                wanted = colours.diverging(level / LEVELS - 1, dark=theme == "dark")
+            else:
+                wanted = colours.sequential(level / 2 / LEVELS)
+            assert background == rgb(wanted), (colour, value)
+    page.hover(".tokens.text i:nth-of-type(5)")
+    said = page.inner_text(".token-panel")
+    assert f"id {row['token_ids'][4]}" in said and f"5 of {len(row['token_ids'])}" in said
+    assert f"advantages {row['advantages'][4]:.5g}" in said
+    page.focus(".tokens.text")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('.token-panel').innerText.includes('6 of')")
+
+
+def test_another_colour_is_in_the_address_and_the_next_completion_a_key_away(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/tokens?run=made&step=3&colour=version")
+    page.wait_for_selector(".tokens.text i.s0")
+    page.get_by_label("colour").click()
+    page.get_by_text("clipping", exact=True).click()
+    page.wait_for_function("location.search.includes('colour=clipped')")
+    page.wait_for_selector(".tokens.text i.d-16")
+    page.reload()
+    page.wait_for_selector(".tokens.text i.d-16")
+    page.keyboard.press("j")
+    page.wait_for_function("location.search.includes('number=1') && location.search.includes('colour=clipped')")
+
+
+def test_each_sequence_of_an_episode_is_a_page(viewer: Any, tab: Tab, run: Path) -> None:
+    row = recorded(run, 3, 2)
+    own = [row | {"sequence": number, "token_ids": [97 + number] * len(row["token_ids"])} for number in range(3)]
+    for step in (3, 4):  # two optimizer steps trained on it
+        write_tokens(run / "tokens" / f"step-{step:06d}.parquet", [one | {"step": step} for one in own])
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/tokens?run=made&step=3&request={row['request_id'].replace('/', '%2F')}&number=2")
+    for number in range(3):
+        page.wait_for_selector(f"text={number + 1} of 3 that are recorded")
+        page.wait_for_function(f"document.querySelector('.tokens.text').innerText.startsWith('{'abc'[number] * 3}')")
+        if number < 2:
+            page.get_by_title("next completion").click()
+    page.get_by_label("optimizer step").click()
+    page.get_by_role("option").nth(1).wait_for()
+    assert page.get_by_role("option").all_inner_texts() == ["3", "4"]
+
+
+def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) -> None:
+    rows, page, url = lines(run / "completions.jsonl"), tab(), viewer(run).url
+
+    def shown() -> list[tuple[str, str]]:
+        page.wait_for_selector(".rows td")
+        found = page.eval_on_selector_all(
+            ".rows tbody tr",
+            "all => all.map((row) => [...row.children].map((one) => [one.dataset.name, one.innerText]))",
+        )
+        return [(dict(row)["step"], dict(row)["completion"].split()[0]) for row in found]
+
+    def expected(wanted: list[dict[str, Any]]) -> list[tuple[str, str]]:
+        return [(str(row["step"]), row["completion"].split()[0]) for row in wanted][:50]
+
+    page.goto(f"{url}/completions?run=made")
+    assert shown() == expected(rows)
+    page.goto(f"{url}/completions?run=made&where=reward>=0.5; finish_reason=stop&sort=completion/characters&desc=1")
+    right = [row for row in rows if (row["reward"] or 0) >= 0.5 and row["finish_reason"] == "stop"]
+    assert shown() == expected(sorted(right, key=lambda row: -len(row["completion"])))
+    assert f"of {len(right)}" in page.inner_text(".said")
+    page.goto(f"{url}/completions?run=made")
+    word = rows[7]["completion"].split()[1]
+    page.get_by_label("search in prompts and completions").fill(word)
+    page.wait_for_function("location.search.includes('q=')")
+    found = [row for row in rows if word in row["completion"]]
+    page.wait_for_function(f"document.querySelector('.said').innerText.endsWith('of {len(found)}')")
+    assert shown() == expected(found)
+    page.reload()
+    assert shown() == expected(found)
+    page.click(".rows th button[data-sort=reward]")
+    page.wait_for_function("location.search.includes('sort=reward') && location.search.includes('desc=1')")
+    page.goto(f"{url}/completions?run=made&where=reward is high")
+    page.wait_for_function("document.querySelector('.said').innerText.includes('no condition')")
+
+
+def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
+    tabs, url = [tab(), tab()], viewer(run).url
+    for page in tabs:
+        page.goto(f"{url}/completions?run=made&sort=step&desc=1")
+        page.wait_for_selector(".rows td")
+    row = lines(run / "completions.jsonl")[0]
+    write_rows(run / "completions.jsonl", [row | {"step": 99, "completion": "a new one"}])
+    for page in tabs:
+        page.wait_for_selector("text=a new one")
+    begun = run / "eval_completions.jsonl"
+    begun.unlink()
+    page.goto(f"{url}/distributions?run=made&of=eval")
+    page.wait_for_selector("text=no completions yet")
+    write_rows(begun, [row])
+    page.wait_for_selector(".view-chart")
+
+
+def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path) -> None:
+    rows = lines(run / "completions.jsonl")
+    mine = [row for row in rows if (row["step"], row["group"]) == (3, 0)]
+    mine[0]["completion"] = HOSTILE
+    mine[1]["messages"] = [
+        {"role": "user", "content": "what is 3 + 9?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": "<b>"}]},
+        {"role": "tool", "content": "12"},
+    ]
+    (run / "completions.jsonl").unlink()
+    write_rows(run / "completions.jsonl", rows)
+    bad = {"step": 3, "reward": "countdown", "kind": "exception", "cause": "ZeroDivisionError: <i>", "completion": ""}
+    named = {"prompt_id": mine[2]["prompt_id"], "request_id": f"{mine[2]['request_id']}/2"}
+    write_rows(run / "invalid_rewards.jsonl", [bad | named])
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/group?run=made&step=3&group=0")
+    cards = page.locator(".card")
+    assert cards.count() == 4
+    assert "document.title" in cards.nth(0).inner_text() and "␀␛[31mU+202E" in cards.nth(0).inner_text()
+    assert page.title() != "taken"
+    assert page.locator(".turn.tool pre").inner_text() == "12" and "<b>" in cards.nth(1).inner_text()
+    assert "countdown is invalid (exception): ZeroDivisionError: <i>" in cards.nth(2).inner_text()
+    assert page.locator(".why").count() == 1
+    for place, row in enumerate(mine):
+        said = cards.nth(place).inner_text()
+        assert f"rewards/format\n{row['rewards/format']:g}" in said and f"advantage\n{row['advantage']:g}" in said
+    assert '"3", 9 and 8' in page.locator("pre.prompt").inner_text()
+    cards.nth(1).get_by_text("tokens").click()
+    page.wait_for_selector(".tokens.text i")
+    assert "number=1" in page.url
+
+
+def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
+    everything = [
+        row | {"finish_reason": HOSTILE, "weight_version": HOSTILE} for row in lines(run / "completions.jsonl")
+    ]
+    (run / "completions.jsonl").unlink()
+    write_rows(run / "completions.jsonl", everything)
+    rows = [row for row in everything if row["prompt_id"] == "countdown:1"]
+    steps = sorted({row["step"] for row in rows})
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/prompt?run=made")
+    page.get_by_label("search in prompts").fill("countdown:1.")
+    page.wait_for_function("document.querySelectorAll('.rows tbody tr').length == 2")
+    page.get_by_text("countdown:1", exact=True).last.click()
+    page.wait_for_selector(".versions .card")
+    assert page.locator(".versions .card h3 a").all_inner_texts() == [f"step {step}" for step in steps]
+    first, second = [next(row for row in rows if (row["step"], row["number"]) == (step, 0)) for step in steps[:2]]
+    texts = page.eval_on_selector_all(
+        ".versions pre",
+        "all => all.map((one) => (one.querySelectorAll('del').forEach((gone) => gone.remove()), one.textContent))",
+    )
+    assert texts[:2] == [first["completion"], second["completion"]]
+    assert page.locator(".versions .card").nth(1).locator("ins").count() > 0
+    assert page.locator(".versions script, .versions img").count() == 0
+
+
+def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> None:
+    shutil.copytree(run, run.parent / "old")
+    shutil.rmtree(run.parent / "old" / "tokens")
+    url = viewer(run.parent).url
+    for width in (400, 1280):
+        page = tab(width)
+        for path in PATHS:
+            for name in ("made", "old"):
+                page.goto(url + path.format(name))
+                page.wait_for_selector(".view-title")
+                page.wait_for_timeout(150)
+                assert page.evaluate("document.documentElement.scrollWidth") == width, path
+
+
+def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/try?run=made&prompt=countdown:1")
+    for _ in range(2):
+        assert page.get_by_role("checkbox").get_attribute("aria-checked") == "true"
+        page.locator("textarea").fill("another")
+        page.keyboard.press("Tab")
+        page.wait_for_function("location.search.includes('text=another')")
+        page.reload()
+
+
+def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, run / "checkpoint-6")
+    served = viewer(run)
+    page, url = tab(), served.url
+    page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
+    page.wait_for_function("document.body.innerText.includes('MiB of memory')")
+    page.get_by_role("button", name="ask").dblclick()
+    page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
+    page.wait_for_selector(".tokens.text i")
+    assert page.locator(".tokens.text").count() == 2
+    assert all(1 <= one.locator("i").count() <= 7 for one in page.locator(".tokens.text").all())
+    page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=900&n=16&text=x")
+    page.get_by_role("button", name="ask").click()
+    page.get_by_role("button", name="stop").click()
+    page.wait_for_selector("text=stopped")
+    row = recorded(run, 3, 0)
+    write_tokens(run / "tokens" / "step-000003.parquet", [row | {"token_ids": [5, 6, 7], "prompt_token_ids": [8, 9]}])
+    (run / "tokens" / "step-000004.parquet").unlink()
+    for number, said in ((1, "not of this model's vocabulary"), (3, "instead of '\\x07' (token 3), by checkpoint-6")):
+        page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
+        page.click(".tokens.text i:nth-of-type(3)")
+        page.wait_for_selector(f"text={said}", timeout=60_000)
+    below = psutil.Process(served.process.pid).children()
+    assert len(below) == 1
+    page.goto("about:blank")
+    served.process.kill()
+    wait_until_gone(below)

@@ -1,0 +1,158 @@
+"""`swift view --text`: what the terminal shows is what the files say, in 80 columns, and nothing in it can act."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+from swift_r1.errors import UsageError
+from swift_r1.lab.view.text import show_text, sparkline
+from swift_r1.record.folder import find_runs
+from swift_r1.record.metric_log import Series
+from tests.lab.runs.made import make_run, write_rows
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def shown(capsys, *paths: Path, step: int | None = None, prompt: str | None = None) -> list[str]:
+    assert show_text(find_runs(paths), step, prompt) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_an_overview_and_the_last_groups(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=8)
+    lines = shown(capsys, run)
+    assert {"status               ended", "progress             step 8 of 8, 100 %"} <= set(lines)
+    assert "countdown: accuracy  0.5 [0.2, 0.8]" in lines
+    assert "command              swift rlhf --model 'tiny model' --seed 0" in lines
+    assert ["entropy", "█▄▃▂▂▁▁▁", "2", "0.25"] in [line.split() for line in lines]
+    assert "countdown accuracy  ▁  0.500  0.200 to 0.800     8" in lines
+    assert [line.split()[2:] for line in lines if line.startswith("2026-")] == [
+        ["0", "started", "from", "the", "beginning"],
+        ["8", "saved", "checkpoint-8"],
+        ["8", "ended", "after", "step", "8"],
+    ]
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
+    for group in range(3):
+        own = [row for row in rows if (row["step"], row["group"]) == (7, group)]
+        place = lines.index(f"step 7, group {group}, {own[0]['prompt_id']}: {own[0]['prompt'].strip()}")
+        for row, line in zip(own, lines[place + 2 :], strict=False):
+            reward = "-" if row["reward"] is None else f"{row['reward']:.3f}"
+            assert line.split()[:2] == [str(row["number"]), reward]
+            assert row["completion"][:20] in line
+    assert lines[-1] == "1 more groups: --step 7"
+
+
+def test_a_row_of_metrics_is_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=60)
+    log = run / "logging.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    write_rows(log, [row | {"completions/clipped_ratio": 0.15625, "rollout/logp_diff": 2.3211e-07} for row in rows])
+    lines = shown(capsys, run)
+    assert [line for line in lines if line and set(line) <= set("▁▂▃▄▅▆▇█ ")] == []
+
+
+def test_an_agents_calls_are_shown(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=2)
+    args = json.loads((run / "args.json").read_text())
+    args["args"] |= {"env": "trl:game.py", "env_args": {"size": 4}, "agent": "trl:game.py"}
+    (run / "args.json").write_text(json.dumps(args))
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"to": 2}'}}
+    messages = [
+        {"role": "user", "content": "1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "so 3"},
+    ]
+    rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
+    write_rows(run / "completions.jsonl", [row | {"turns": 2, "messages": messages} for row in rows])
+    lines = shown(capsys, run)
+    assert 'environment          trl:game.py {"size": 4}' in lines
+    assert any('[assistant] add({"to": 2}) [tool] 3 [assista' in line for line in lines)
+
+
+def test_a_step_and_a_prompt(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=8)
+    assert [line.split(",")[1] for line in shown(capsys, run, step=3) if line.startswith("step 3")] == [
+        f" group {group}" for group in range(4)
+    ]
+    heads = [line for line in shown(capsys, run, prompt="countdown:2") if line.startswith("step ")]
+    assert len(heads) > 1 and all("countdown:2" in head for head in heads)
+    with pytest.raises(
+        UsageError, match="--step 4: no round begins with it; completions are of steps 1 to 7, the last"
+    ):
+        show_text(find_runs([run]), 4, None)
+    with pytest.raises(UsageError, match="--prompt down:5: the run has no such prompt; the run has countdown:5"):
+        show_text(find_runs([run]), None, "down:5")
+    assert capsys.readouterr().out == ""
+
+
+def test_several_runs(tmp_path, capsys):
+    for seed, code in enumerate((0, None)):
+        make_run(tmp_path / f"run{seed}", seed=seed, exit_code=code)
+    lines = shown(capsys, tmp_path)
+    assert lines[0].split() == ["run", "status", "progress", "time", "reward"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["run0", "ended"], ["run1", "killed"]]
+    assert lines[4] == "run1"
+    assert [line.split()[3] for line in lines if line.startswith("2026-")] == ["started", "saved", "killed"]
+
+
+def test_what_is_missing(tmp_path, capsys):
+    run = make_run(tmp_path / "run", old=True)
+    assert shown(capsys, run)[-1] == "1 more groups: --step 3"
+    write_rows(run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}])
+    with (run / "completions.jsonl").open("a") as file:
+        file.write('{"step": 3, "half')
+    assert shown(capsys, run)[-1] == "! completions.jsonl: the last line is half-written, and left out"
+    for name in ("completions.jsonl", "args.json"):
+        (run / name).unlink()
+    assert shown(capsys, run)[-2:] == ["no completions yet", "! args.json is missing: it is not known what was run"]
+
+
+def test_nothing_acts_on_the_terminal(tmp_path, capsys):
+    run = make_run(tmp_path / "run", steps=2)
+    row = json.loads((run / "completions.jsonl").read_bytes().splitlines()[0])
+    hostile = "\x1b]0;title\x07\x1b[31m[bold]\u202e\n\n\0 :smile: \U0001f600"
+    write_rows(
+        run / "completions.jsonl",
+        [row | {"prompt_id": "x\x1b[2J", "prompt": hostile, "completion": hostile, "step": 5}],
+    )
+    text = "\n".join(shown(capsys, run))
+    assert not set(text) & {"\x1b", "\x07", "\0", "\u202e"}
+    assert "␛]0;title␇␛[31m[bold]U+202E ␀ :smile:" in text
+
+
+def test_piped_without_colours_and_closed_early(tmp_path):
+    run = make_run(tmp_path / "run")
+    for more in ({}, {"PYTHONIOENCODING": "ascii"}):
+        command = [sys.executable, "-m", "swift_r1", "view", "--text", str(run)]
+        done = subprocess.run(command, capture_output=True, timeout=120, env=os.environ | more)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"\x1b" not in done.stdout
+    command = [sys.executable, "-m", "swift_r1", "view", "--text", str(tmp_path / "no")]
+    done = subprocess.run(command, capture_output=True, timeout=120, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"swift view: {tmp_path}/no: there is no such folder\n"
+
+
+def test_sparkline():
+    def curve(*values: float) -> str:
+        return sparkline(Series(array("q", range(len(values))), array("d", values)), 4)
+
+    assert curve() == ""
+    assert curve(1.0, 1.0) == "▁▁"
+    assert curve(0, 7, float("nan"), float("inf")) == "▁█  "
+    assert curve(0, 0, 1, 1, 2, 2, 7, 7) == "▁▂▃█"

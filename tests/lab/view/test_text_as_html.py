@@ -1,0 +1,156 @@
+"""Completions as HTML: hostile text cannot act, and every token has the colour of its number."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from swift_r1.lab.report import colours
+from swift_r1.lab.view.coloured import (
+    COLOURINGS,
+    LEVELS,
+    classes,
+    legend_html,
+    numbers_json,
+    scale_of,
+    token_css,
+    tokens_html,
+    values_of,
+)
+from swift_r1.lab.view.markup import markup, token_markup, word_diff
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "</i></div><style>*{display:none}</style>",
+    "&lt;script&gt; &amp;amp;",
+    "\x1b[31mred\x1b[0m",
+    "a\x00b\x7f\x9b",
+    "\u202eevil\u2066x\u200b",
+    "\ud800 half a pair",
+    '\'" onmouseover=alert(1) x="',
+    "line\r\nline\rline\u2028",
+)
+
+
+class _Read(HTMLParser):
+    """The text and the tags of some HTML."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
+    for html in (
+        markup(text),
+        token_markup(text),
+        tokens_html([text], [False], ["x"]),
+        word_diff("", text),
+        word_diff(text, ""),
+    ):
+        read = _Read(html)
+        assert {tag for tag, _ in read.tags} <= {"b", "i", "ins", "del", "wbr", "div"}
+        assert {name for _, attrs in read.tags for name, _ in attrs} <= {"class"}
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2066\u200b\u2028\ud800]", html)
+        html.encode()
+    plain = "<script>alert(1)</script>"
+    assert _Read(markup(plain)).text == plain
+    assert _Read(markup("\x1b[31m\x00\u202e")).text == "␛[31m␀U+202E"
+
+
+def test_whitespace_of_tokens_is_visible() -> None:
+    assert _Read(token_markup(" a\tb\n")).text == "·a⇥b⏎\n"
+
+
+def test_a_long_text_is_cut() -> None:
+    read = _Read(markup("<" * 500_000))
+    assert read.text.endswith("… 100,000 more characters") and read.text.count("<") == 400_000
+
+
+def test_diff_marks_what_changed() -> None:
+    changed = word_diff("we add 3 and 4\nso 7", "we add 3 and 5\nso <b>8</b>")
+    assert changed == "we add 3 and<del> 4</del><ins> 5</ins>\nso<del> 7</del><ins> &lt;b&gt;8&lt;/b&gt;</ins>"
+    long = "".join(f"line {number}\n" for number in range(5000))
+    changed = word_diff(long, long.replace("line 77\n", "line x\n"))
+    assert "line 76\n<del>line 77\n</del><ins>line x\n</ins>line 78\n" in changed
+
+
+ROW = {
+    "token_ids": [5, 6, 7, 8],
+    "mask": [True, True, False, True],
+    "rollout_logps": [-1.0, -0.5, 0.0, -2.0],
+    "logps": [-1.1, -0.5, 0.0, -1.0],
+    "ratios": [0.9, 1.0, 1.0, math.e],
+    "clipped": [-1, 0, 0, 1],
+    "entropies": [0.0, 0.5, 1.0, 2.0],
+    "advantages": [-1.5, 0.0, None, math.nan],
+    "weight_versions": [3, 3, 4, 4],
+    "ref_logps": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("colour", "wanted"),
+    [
+        ("advantage", ["d-12", "d0", "x m", "x"]),
+        ("clipped", ["d-16", "d0", "d0 m", "d16"]),
+        ("logp_diff", ["d-2", "d0", "d0 m", "d16"]),
+        ("ratio", ["d-2", "d0", "d0 m", "d16"]),
+        ("entropy", ["s0", "s8", "s16 m", "s32"]),
+        ("version", ["s0", "s0", "s32 m", "s32"]),
+    ],
+)
+def test_colours_are_those_of_the_numbers(colour: str, wanted: list[str]) -> None:
+    values = values_of(ROW, colour)
+    assert values is not None
+    assert classes(values, scale_of(colour, values), ROW["mask"]) == wanted
+    assert COLOURINGS[colour].title in legend_html(scale_of(colour, values))
+
+
+def test_the_scale_ends_at_the_99th_percentile() -> None:
+    values = [0.3] * 999 + [50.0]
+    scale = scale_of("advantage", values)
+    assert (scale.low, scale.high) == (-0.5, 0.5)
+    assert scale.level(50.0) == f"d{LEVELS}" and scale.level(None) == "x"
+
+
+def test_missing_columns_are_left_out() -> None:
+    assert values_of({"token_ids": [1], "logps": [0.0]}, "ratio") is None
+    assert values_of({"token_ids": [1], "logps": [0.0], "rollout_logps": None}, "logp_diff") is None
+    assert classes(None, None, [True, False]) == ["x", "x m"]
+    said = json.loads(numbers_json(ROW, ["a", "b", "", "\n"]))
+    assert said["id"] == ROW["token_ids"] and said["token"][3] == r"'\n'" and "ref_logps" not in said
+    assert said["advantages"] == [-1.5, 0.0, None, "nan"]
+
+
+def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
+    rules = dict(re.findall(r"^(\S+ ?\S* ?\.[ds]-?\d+) \{ background: (#\w+)", token_css(), re.M))
+    assert rules[".tokens .d16"] == colours.diverging(1.0)
+    assert rules[".body--dark .tokens .d-8"] == colours.diverging(-0.5, dark=True)
+    assert rules[".tokens .s32"] == colours.sequential(1.0)
+    for background, text in re.findall(r"background: (#\w+); color: (#\w+)", token_css()):
+        assert colours.contrast(background, text) >= 4.5
+
+
+def test_many_tokens_stand_in_blocks_that_end_with_a_line() -> None:
+    pieces = ["\n" if place % 50 == 49 else " tok" for place in range(30_000)] + [" tok"] * 2768
+    html = tokens_html(pieces, [False] * len(pieces), ["d3"] * len(pieces))
+    assert html.count("<i ") == 32_768 and len(html) < 2_000_000
+    blocks = html.removesuffix("</div>").split("</div>")
+    assert [block.count("<i ") for block in blocks] == [200] * 150 + [2_000, 768]
+    assert all(block.endswith("⏎\n</i>") for block in blocks[:150])

@@ -1,0 +1,96 @@
+"""The walls of the house: imports go one way, type-only ones too, and each package stands on a floor of its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "swift_r1"
+FLOORS = (
+    ("errors",),
+    ("runtime", "algorithms"),
+    ("wire",),
+    ("record", "workers"),
+    ("data",),
+    ("rewards",),
+    ("plugins",),
+    ("flags",),
+    ("models",),
+    ("sync",),
+    ("serving",),
+    ("rollout",),
+    ("training",),
+    ("launch",),
+    ("fleet",),
+    ("lab",),
+    ("cli",),
+)
+"""A package imports from the floors below its own; nothing from its own floor or above."""
+FLOOR_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+NOT_OURS = ("cli/starters/", "cli/bundled/")  # plugins as their users write them
+
+
+def modules() -> Iterator[Path]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE).as_posix()
+        if "/" in inside and not inside.startswith(NOT_OURS):
+            yield path
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Each module that a file imports anywhere in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{name.name}") for name in node.names)
+
+
+def package_of(name: str) -> str | None:
+    words = name.split(".")
+    return words[1] if words[0] == "swift_r1" and len(words) > 1 else None
+
+
+def test_every_folder_has_a_floor() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == FLOOR_OF.keys() - {"errors"}
+    assert len(folders) <= 18
+
+
+def test_imports_go_one_way() -> None:
+    """Also that the core imports neither `lab` nor `fleet`, which stand above all of it but the command line."""
+    wrong = []
+    for path in modules():
+        own = path.relative_to(PACKAGE).parts[0]
+        for line, name in imported(path):
+            other = package_of(name)
+            if other in FLOOR_OF and other != own and FLOOR_OF[other] >= FLOOR_OF[own]:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {own} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("package", "foreign"),
+    [
+        ("algorithms", ("swift_r1", "transformers", "deepspeed", "vllm")),
+        ("serving", ("swift_r1.algorithms", "swift_r1.training", "deepspeed")),
+        ("rewards", ("torch", "vllm", "deepspeed")),
+        ("flags", ("torch", "transformers", "vllm", "deepspeed")),
+        ("workers", ("torch", "transformers", "vllm", "deepspeed", "swift_r1.rewards")),
+    ],
+)
+def test_what_a_package_knows_nothing_of(package: str, foreign: tuple[str, ...]) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in modules()
+        if path.relative_to(PACKAGE).parts[0] == package
+        for line, name in imported(path)
+        for one in foreign
+        if f"{name}.".startswith(f"{one}.") and package_of(name) != package
+    ]
+    assert not wrong, "\n".join(wrong)
