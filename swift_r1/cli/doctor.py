@@ -35,7 +35,7 @@ and the allocator work here. Takes up to a minute. Exit code 0 if training can r
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Examined:
     """`state` is `ok`, `warning` (slower, or something is missing) or `broken`; `advice` says what to do about it."""
 
     name: str
@@ -47,8 +47,8 @@ class Finding:
         return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
 
 
-def _found(name: str, good: bool, text: str, advice: str) -> Finding:
-    return Finding(name, "ok", text) if good else Finding(name, "warning", text, advice)
+def _found(name: str, good: bool, text: str, advice: str) -> Examined:
+    return Examined(name, "ok", text) if good else Examined(name, "warning", text, advice)
 
 
 def run(words: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
     return EXIT_USAGE if broken else EXIT_OK
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[Examined]:
     """All findings, in the order in which they are looked for."""
     yield versions()
     yield devices()
@@ -78,69 +78,69 @@ def examine() -> Iterator[Finding]:
         yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
     if missing := missing_for_vllm():
-        yield Finding("vllm", "broken", missing)
+        yield Examined("vllm", "broken", missing)
     else:
         use = f"needed for `swift rollout`, else completions come from the trainer (--use_vllm false): {GET_VLLM}"
         yield library("vllm", use)
 
 
-def versions() -> Finding:
+def versions() -> Examined:
     found = package_versions()
     missing = [name for name in ("torch", "transformers", "datasets") if name not in found]
     text = ", ".join(f"{name} {number}" for name, number in found.items())
     if missing:
-        return Finding(
+        return Examined(
             "versions", "broken", text, f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])"
         )
-    return Finding("versions", "ok", text)
+    return Examined("versions", "ok", text)
 
 
-def devices() -> Finding:
+def devices() -> Examined:
     """GPUs that torch can use, against the device files."""
     names_of = "[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]"
     code, said = _python(f"import torch; print({names_of})")
     if code:
-        return Finding("torch", "broken", _last_line(said), "reinstall torch for this machine")
+        return Examined("torch", "broken", _last_line(said), "reinstall torch for this machine")
     names = said.strip().splitlines()[-1]
     if names == "[]" and has_gpu(os.environ):
         files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
-        return Finding(
+        return Examined(
             "devices",
             "warning",
             f"torch sees no GPU, but there is {files}",
             "install a torch built for CUDA, or a driver that is new enough for it",
         )
-    return Finding("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
+    return Examined("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
 
 
-def processors() -> Finding:
+def processors() -> Examined:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     text = f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory"
     if cpu_multiplies("bfloat16"):
-        return Finding("processors", "ok", text)
-    return Finding("processors", "ok", f"{text}; no bfloat16 instructions, so models of 16 bits compute in float32")
+        return Examined("processors", "ok", text)
+    return Examined("processors", "ok", f"{text}; no bfloat16 instructions, so models of 16 bits compute in float32")
 
 
-def shared_memory(free: int) -> Finding:
+def shared_memory(free: int) -> Examined:
     """For data loader workers, and processes of one machine that talk to each other."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
     return _found("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
 
-def open_files(limit: int) -> Finding:
+def open_files(limit: int) -> Examined:
     unlimited = limit == resource.RLIM_INFINITY
     text = f"at most {'unlimited' if unlimited else limit}"
     return _found("open files", unlimited or limit >= 4096, text, "raise it: ulimit -n 65536")
 
 
-def disk(folder: Path) -> Finding:
+def disk(folder: Path) -> Examined:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.0f} GiB free in {folder}"
     advice = "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
     return _found("disk", free >= 10 * _GIB, text, advice)
 
 
-def port(number: int) -> Finding:
+def port(number: int) -> Examined:
     """Whether a server could listen on it at 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -148,36 +148,36 @@ def port(number: int) -> Finding:
             probe.bind(("127.0.0.1", number))
         except OSError as error:
             use = "swift rollout --port" if number == PORTS[0] else "MASTER_PORT (several nodes only)"
-            return Finding(f"port {number}", "warning", error.strerror or str(error), f"choose another: {use}")
-    return Finding(f"port {number}", "ok", "free")
+            return Examined(f"port {number}", "warning", error.strerror or str(error), f"choose another: {use}")
+    return Examined(f"port {number}", "ok", "free")
 
 
-def allocator(path: str | None) -> Finding:
+def allocator(path: str | None) -> Examined:
     """On a CPU memory traffic limits the speed."""
     if path is None:
         advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
-        return Finding("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
+        return Examined("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
     code, said = _python("pass", LD_PRELOAD=path)
     if code or "LD_PRELOAD" in said:
-        return Finding("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
-    return Finding("allocator", "ok", path)
+        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
+    return Examined("allocator", "ok", path)
 
 
-def compiler(path: str | None, header: Path) -> Finding:
+def compiler(path: str | None, header: Path) -> Examined:
     """Of C: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that include `header`."""
     missing = [what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there]
     advice = "vLLM needs it on a GPU: apt-get install gcc libc6-dev python3-dev"
     return _found("compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice)
 
 
-def library(name: str, use: str) -> Finding:
+def library(name: str, use: str) -> Examined:
     """Whether it can be imported, tried in a process of its own."""
     code, said = _python(f"import {name}; print({name}.__version__)")
     if code == 0:
-        return Finding(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
+        return Examined(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
     if f"No module named '{name}'" in said:
-        return Finding(name, "warning", "not installed", use)
-    return Finding(name, "broken", f"cannot be imported: {_last_line(said)}", use)
+        return Examined(name, "warning", "not installed", use)
+    return Examined(name, "broken", f"cannot be imported: {_last_line(said)}", use)
 
 
 def _python(code: str, **environ: str) -> tuple[int, str]:

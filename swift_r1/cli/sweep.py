@@ -11,7 +11,7 @@ from swift_r1.cli.report import write_report
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED, RunFailed, UsageError
 from swift_r1.flags.parser import is_flag, parse_arguments
 from swift_r1.lab.sweep.flags import SweepArguments
-from swift_r1.lab.sweep.places import Place, find_places
+from swift_r1.lab.sweep.places import RunSlot, find_places
 from swift_r1.lab.sweep.points import PlannedRun, check_runs, plan_runs
 from swift_r1.record.folder import find_runs
 from swift_r1.runtime.processes import run_folder_held, say
@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _sweep(
-    args: SweepArguments, file: str, folder: Path, planned: Sequence[PlannedRun], places: Sequence[Place]
+    args: SweepArguments, file: str, folder: Path, planned: Sequence[PlannedRun], places: Sequence[RunSlot]
 ) -> int:
     from rich.live import Live
 

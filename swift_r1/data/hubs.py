@@ -31,7 +31,7 @@ _logger = logging.getLogger("swift_r1.data")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SetLocation:
     """Where a set is: an id on a hub (`revision` None: the newest), or a folder (`hub` None)."""
 
     name: str
@@ -93,7 +93,7 @@ def is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
 
 
-def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:
+def split_rows(place: SetLocation, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:
     """The rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
     data = load_split(place, subset, split, streaming=streaming)
     try:
@@ -104,7 +104,7 @@ def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Ite
 
 @functools.lru_cache(maxsize=16)  # memory-mapped tables, which are needed for the cache's key and for the rows
 def load_split(
-    place: Place, subset: str, split: str, *, streaming: bool
+    place: SetLocation, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
     """One split as `datasets` has it; raises as `split_rows`."""
     try:
@@ -115,7 +115,7 @@ def load_split(
         raise _failure(place, subset, split, error) from error
 
 
-def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
+def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -> Any:
     import datasets
 
     if not sys.stderr.isatty():
@@ -150,7 +150,7 @@ def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
     return _online_or_cached(place, lambda: load(place.name, place.revision), cached_folder, load)
 
 
-def _modelscope_folder(place: Place) -> str:
+def _modelscope_folder(place: SetLocation) -> str:
     """The set's files, downloaded or, where ModelScope cannot be reached, as they were last time."""
     try:
         from modelscope.hub.snapshot_download import dataset_snapshot_download, snapshot_download
@@ -178,7 +178,7 @@ def _modelscope_folder(place: Place) -> str:
 
 
 def _online_or_cached(
-    place: Place, online: Callable[[], T], cached_folder: Callable[[], str], of_folder: Callable[[str], T]
+    place: SetLocation, online: Callable[[], T], cached_folder: Callable[[], str], of_folder: Callable[[str], T]
 ) -> T:
     """What the hub gives; where it cannot be reached, the same of the folder in its cache, with a warning."""
     assert place.hub is not None
@@ -197,7 +197,7 @@ def _online_or_cached(
         return found
 
 
-def _failure(place: Place, subset: str, split: str, error: Exception) -> UsageError:
+def _failure(place: SetLocation, subset: str, split: str, error: Exception) -> UsageError:
     part, cause = f"(subset {subset}, split {split})", f"{type(error).__name__}: {one_line(error)}"
     if place.hub is None:
         return UsageError(f"dataset {place.name} {part}: the folder cannot be read: {cause}")

@@ -26,7 +26,7 @@ from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
 from swift_r1.data.sources import DataFlags, Source, Split, Task
 from swift_r1.data.store import (
     RUN_ONLY,
-    Block,
+    RowBlock,
     RowStore,
     block_of,
     cache_folder,
@@ -150,7 +150,7 @@ def report_drops(source: Source, drops: Drops) -> None:
         _logger.info("dataset %s: its preprocessor filtered %d rows out", source.name, drops.filtered)
 
 
-def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Iterator[Block]:
+def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> Iterator[RowBlock]:
     """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
     from tqdm import tqdm
 
@@ -169,7 +169,7 @@ def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Ite
 _job: tuple[Source, DataFlags] | None = None  # of a worker process
 
 
-def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int) -> Iterator[Block]:
+def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int) -> Iterator[RowBlock]:
     """Blocks in order; a few more than the processes can work on are read ahead."""
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
@@ -177,7 +177,7 @@ def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes
     done = False
     try:
         coming = iter(tasks)
-        waiting: deque[Future[Block]] = deque(pool.submit(_work, task) for task in islice(coming, 2 * processes))
+        waiting: deque[Future[RowBlock]] = deque(pool.submit(_work, task) for task in islice(coming, 2 * processes))
         while waiting:
             block = waiting.popleft().result()
             waiting.extend(pool.submit(_work, task) for task in islice(coming, 1))
@@ -204,12 +204,12 @@ def _start_worker(source: Source, flags: DataFlags) -> None:
         end_with_parent(signal.SIGKILL)
 
 
-def _work(task: Task) -> Block:
+def _work(task: Task) -> RowBlock:
     assert _job is not None
     return _block_of(_job[0], task, _job[1])
 
 
-def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
+def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     """Prepared rows of raw ones."""
     drops, rows = Drops(), []
     how = (flags.columns, drops, flags.strict, flags.tool_use)

@@ -10,7 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
-from swift_r1.data.hubs import Hub, Place, default_hub, is_hub_id
+from swift_r1.data.hubs import Hub, SetLocation, default_hub, is_hub_id
 from swift_r1.data.preprocessors import AutoPreprocessor, Preprocess
 from swift_r1.data.registry import (
     DatasetMeta,
@@ -56,7 +56,7 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
     if not exact and is_hub_id(spec.name) and not spec.is_file:
         # A copy of a registered set is preprocessed like that set.
         about = meta or hub_datasets.get(spec.name) or DatasetMeta(dataset_name=spec.name)
-        return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)))
+        return _hub_source(spec, about, SetLocation(spec.name, spec.hub or default_hub(use_hf)))
     if meta is None:
         if spec.is_file:
             path = Path(spec.name)
@@ -96,7 +96,7 @@ def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
     """A file or folder; a registered set of that path or name preprocesses it."""
     if Path(path).is_dir():
         about = meta or DatasetMeta(dataset_name=Path(path).resolve().name)
-        return _hub_source(spec, about, Place(path))
+        return _hub_source(spec, about, SetLocation(path))
     if spec.subsets:
         raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
     if meta is not None:
@@ -106,7 +106,7 @@ def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
     return Source(spec, Path(path).stem, preprocess, files={"train": path})
 
 
-def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place) -> Source:
+def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: SetLocation) -> Source:
     subsets = _subsets(spec, meta, on_hub=True)
     splits = meta.ms_split if place.hub == "ms" and meta.ms_split else meta.split
     return Source(
@@ -120,7 +120,7 @@ def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place) -> Source:
     )
 
 
-def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> Place:
+def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> SetLocation:
     """The hub that the value names; else the default one, or the only one that has the set."""
     places: dict[Hub, tuple[str | None, str | None]] = {
         "hf": (meta.hf_dataset_id, meta.hf_revision),
@@ -131,9 +131,9 @@ def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> Place:
     for hub in (wanted,) if spec.hub else (wanted, other):
         name, revision = places[hub]
         if name:
-            return Place(name, hub, revision)
+            return SetLocation(name, hub, revision)
     if spec.hub and is_hub_id(spec.name):
-        return Place(spec.name, spec.hub)
+        return SetLocation(spec.name, spec.hub)
     raise UsageError(f"--dataset {spec.raw}: {meta.name} has no {'' if not spec.hub else wanted + '_'}dataset_id")
 
 

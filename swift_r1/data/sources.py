@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from swift_r1.data.files import FILE_SUFFIXES, Lines, RawRow, check_file, line_batches, parsed_lines, read_file
 from swift_r1.data.fingerprint import file_digest, fingerprint
-from swift_r1.data.hubs import Hub, Place, load_split, split_rows
+from swift_r1.data.hubs import Hub, SetLocation, load_split, split_rows
 from swift_r1.data.preprocessors import Preprocess
 from swift_r1.data.registry import Loader
 from swift_r1.data.tools import ToolUse
@@ -133,7 +133,7 @@ class Source:
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
     of_subset: Mapping[str, Preprocess] = field(default_factory=dict)
-    place: Place | None = None
+    place: SetLocation | None = None
     parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False

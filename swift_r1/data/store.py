@@ -54,18 +54,18 @@ def _schema() -> pa.Schema:
     )
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Some prepared rows, in order, and what was left out."""
 
     rows: pa.RecordBatch
     drops: Drops
 
 
-def block_of(rows: Sequence[Mapping[str, Any]], drops: Drops) -> Block:
+def block_of(rows: Sequence[Mapping[str, Any]], drops: Drops) -> RowBlock:
     """Rows as in `_schema`."""
     import pyarrow as pa
 
-    return Block(pa.RecordBatch.from_pylist(rows, _schema()), drops)
+    return RowBlock(pa.RecordBatch.from_pylist(rows, _schema()), drops)
 
 
 class RowStore:
@@ -106,7 +106,7 @@ def whole_store(path: Path) -> RowStore | None:
 
 
 def write_store(
-    path: Path, blocks: Iterable[Block], check: Callable[[int, Drops], None], *, replace: bool = False
+    path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Drops], None], *, replace: bool = False
 ) -> RowStore:
     """Writes a store; a complete one of that name is returned instead, or replaced. What is not finished is removed.
 

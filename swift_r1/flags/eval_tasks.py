@@ -32,7 +32,7 @@ _IN_TAGS = {"r1": {"math": "math_tag"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EvalTask:
     """One evaluated data set; the fields are also the keys of its JSON form on the command line."""
 
     name: str = flag("", "in the names of metrics and in files; no slash")
@@ -59,12 +59,12 @@ class Task:
         return own
 
 
-_FIELDS = {name: spec for name, spec in flag_specs(Task).items() if name != "benchmark"}
+_FIELDS = {name: spec for name, spec in flag_specs(EvalTask).items() if name != "benchmark"}
 
 
-def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[Task]:
+def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[EvalTask]:
     """The tasks that the values of a flag name: `name`, `file.jsonl`, `benchmark=file.jsonl`, each with `#N` for the
-    first N questions, or a JSON object with `dataset` and other fields of `Task`.
+    first N questions, or a JSON object with `dataset` and other fields of `EvalTask`.
 
     Args:
         flag: for messages, with dashes.
@@ -74,7 +74,7 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
     Raises:
         UsageError: every value that cannot be read, one per line.
     """
-    tasks: list[Task] = []
+    tasks: list[EvalTask] = []
     faults: list[str] = []
     for value in values:
         try:
@@ -89,7 +89,7 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
     return tasks
 
 
-def _task(value: str, defaults: Mapping[str, Any]) -> Task:
+def _task(value: str, defaults: Mapping[str, Any]) -> EvalTask:
     own = _object(value) if value.lstrip().startswith("{") else {"dataset": value}
     text = str(own["dataset"])
     benchmark, equals, rest = text.partition("=")
@@ -121,7 +121,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
         # A template of another form than the chat has its own words for that.
         plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
         filled["instruction"] = BOXED if plain else ""
-    return Task(**filled)
+    return EvalTask(**filled)
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
 from swift_r1.flags.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
-from swift_r1.flags.eval_tasks import BENCHMARKS, Task, limited, read_tasks
+from swift_r1.flags.eval_tasks import BENCHMARKS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import check_stop_word, flag, no_effect, scope_faults
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command
 from swift_r1.flags.reward import PluginArguments, VerifierArguments
@@ -112,7 +112,7 @@ class EvalArguments(
         """`--model` without `/v1` at its end, where it is a URL."""
         return self.model.rstrip("/").removesuffix("/v1")
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[EvalTask]:
         """What `--benchmarks` names, in its order; raises as `read_tasks`."""
         defaults = {
             "num_generations": self.n,

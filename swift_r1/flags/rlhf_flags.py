@@ -13,7 +13,7 @@ from swift_r1.flags.algorithm import ChordArguments, PPOArguments
 from swift_r1.flags.data import DataArguments
 from swift_r1.flags.distillation import POLICY, DistillationArguments
 from swift_r1.flags.environments import EnvironmentArguments
-from swift_r1.flags.eval_tasks import Task, read_tasks
+from swift_r1.flags.eval_tasks import EvalTask, read_tasks
 from swift_r1.flags.output import OutputArguments
 from swift_r1.flags.parser import Command
 from swift_r1.flags.resuming import BATCH, began_with
@@ -194,7 +194,7 @@ class RlhfFlags(
     def tracker_flags(self) -> TrackerFlags:
         return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
 
-    def eval_tasks(self) -> list[Task]:
+    def eval_tasks(self) -> list[EvalTask]:
         """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
         defaults = {

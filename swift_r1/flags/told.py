@@ -12,10 +12,10 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import LOOPBACK
-from swift_r1.wire.protocol import Turns
+from swift_r1.wire.protocol import TurnFlags
 
 
-def with_told(words: Sequence[str], args: RlhfArguments, turns: Turns, url: str) -> tuple[RlhfArguments, str]:
+def with_told(words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: str) -> tuple[RlhfArguments, str]:
     """The arguments of the command line `words`, parsed as `args` before, with what the server at `url` names and they
     do not; and that as words, empty where there is nothing. Plugin files of both are loaded, but none of a server on
     another machine. UsageError where both name a flag differently, or its value does not go with the others."""

@@ -1,7 +1,7 @@
 """`python -m swift_r1.fleet.agent [SILENCE_S [told]]`: starts processes on a node for a driver, and ends them.
 
-It speaks JSON lines on its standard input and output (`Agent` says which). Keys and variables travel there, never on a
-command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
+It speaks JSON lines on its standard input and output (`NodeAgent` says which). Keys and variables travel there, never on
+a command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
 that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an event:
 so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is
 left where the second was killed. Linux.
@@ -60,7 +60,7 @@ class Child:
 
 
 @dataclass
-class Agent:
+class NodeAgent:
     """What is under way on this node.
 
     Orders, each with `do`, and the answers, which have the order's `ask`:
@@ -300,7 +300,7 @@ def main() -> int:
     os.dup2(2, 1)
     for one in (0, out):
         os.set_blocking(one, False)
-    agent = Agent(silence_s, 0, out)
+    agent = NodeAgent(silence_s, 0, out)
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # as Ray has SIGINT; what is started here would inherit it
     for number in signals:
@@ -313,7 +313,7 @@ def main() -> int:
     return 0
 
 
-def _over(agent: Agent, number: int) -> None:
+def _over(agent: NodeAgent, number: int) -> None:
     agent.over = agent.over or f"ended by {signal.Signals(number).name}"
 
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from swift_r1.errors import SwiftError, one_line
-from swift_r1.fleet.engine import AgentPipe, Engine, Node
+from swift_r1.fleet.engine import AgentPipe, ClusterBackend, Node
 
 Event = Mapping[str, Any]
 _PING_S = 1.0
@@ -27,7 +27,7 @@ class AgentClient:
         heard: when it last said something (`time.monotonic`).
     """
 
-    def __init__(self, engine: Engine, node: Node, events: SimpleQueue[Any]) -> None:
+    def __init__(self, engine: ClusterBackend, node: Node, events: SimpleQueue[Any]) -> None:
         self.node, self.heard = node, time.monotonic()
         self.about: Event | None = None
         self._engine, self._events = engine, events

@@ -11,7 +11,7 @@ from swift_r1.flags.fields import as_words, flag_specs
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.fleet.placement import Place
+from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import TRAIN, RunFile, is_secret, with_addresses
 from swift_r1.wire.urls import has_password
 
@@ -47,7 +47,7 @@ def rank_variables(run: RunFile, nodes: int, number: int, address: str, port: in
     return own | {"NNODES": str(nodes), "NODE_RANK": str(number), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
-def device_variables(place: Place, node_has_gpus: bool) -> dict[str, str]:
+def device_variables(place: NodeSlot, node_has_gpus: bool) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if place.gpus or node_has_gpus else {}
 
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
 from swift_r1.fleet.client import AgentClient, Event
-from swift_r1.fleet.engine import Engine
+from swift_r1.fleet.engine import ClusterBackend
 from swift_r1.fleet.flags import LaunchArguments
 from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import NoRoom, Place, place_roles
+from swift_r1.fleet.placement import NodeSlot, NoRoom, place_roles
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
-from swift_r1.fleet.servers import Servers
-from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, Task
+from swift_r1.fleet.servers import FleetServers
+from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask
 from swift_r1.fleet.training import Loss, Training
 
 _LOOK_S = 1.0
@@ -38,7 +38,7 @@ class Driver:
     def __init__(
         self,
         run: RunFile,
-        engine: Engine,
+        engine: ClusterBackend,
         args: LaunchArguments,
         environ: Mapping[str, str],
         folder: str,
@@ -56,7 +56,7 @@ class Driver:
         self._looked = 0.0
         self._begun = self._ending = self._at_once = False
         shared = dict(environ)
-        self.servers = Servers(
+        self.servers = FleetServers(
             run,
             self.fleet,
             shared,
@@ -83,7 +83,7 @@ class Driver:
         )
 
     @property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[FleetTask]:
         return [*self.training.tasks, *self.servers.tasks]
 
     @property
@@ -92,10 +92,10 @@ class Driver:
         waits = self.training.lives and not self._at_once
         return self.training.code is None and (self.interrupted is None or waits)
 
-    def log(self, task: Task) -> Path:
+    def log(self, task: FleetTask) -> Path:
         return self.logs / f"{task.name}.log"
 
-    def taken(self) -> list[Place]:
+    def taken(self) -> list[NodeSlot]:
         return [task.place for task in self.tasks if task.place is not None and task.state != "given up"]
 
     def run(self) -> int:
@@ -208,7 +208,7 @@ class Driver:
         for task in own:
             self._after(task)
 
-    def _after(self, task: Task) -> None:
+    def _after(self, task: FleetTask) -> None:
         if self._ending:
             return
         if task.role.name == TRAIN:
@@ -216,7 +216,7 @@ class Driver:
         elif self._wants_servers:
             self.servers.ended(task)
 
-    def _output(self, task: Task, text: str) -> None:
+    def _output(self, task: FleetTask, text: str) -> None:
         with self.log(task).open("a", encoding="utf-8") as out:
             out.write(text)
         if lines := [line for line in text.splitlines() if line.strip()]:
@@ -224,12 +224,12 @@ class Driver:
         if task is self.training.tasks[0]:
             self._show(text)
 
-    def _became(self, task: Task, what: str) -> None:
+    def _became(self, task: FleetTask, what: str) -> None:
         where = f" on {task.node}" if task.place is not None else ""
         self._say(f"{task.name}{where}: {what}" if task.name not in what else what)
         self._changed(self)
 
-    def _moved(self, task: Task) -> None:
+    def _moved(self, task: FleetTask) -> None:
         """A server has another address, or none. Training reads those of rollout servers while it runs; it is told the
         others at its start, and begins again."""
         if not self.training.lives:

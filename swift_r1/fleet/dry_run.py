@@ -16,8 +16,8 @@ from swift_r1.fleet.commands import (
     shown_command,
     train_words,
 )
-from swift_r1.fleet.engine import Engine, Node
-from swift_r1.fleet.placement import NoRoom, Place, Room, place_roles
+from swift_r1.fleet.engine import ClusterBackend, Node
+from swift_r1.fleet.placement import NodeSlot, NoRoom, Room, place_roles
 from swift_r1.fleet.run_file import ROLLOUT, SERVERS, TRAIN, RunFile
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT
 
@@ -25,7 +25,7 @@ _FIRST_PORT = 8000
 _ENOUGH = 4096  # GPUs or cores of a node of which nobody has said how many it has
 
 
-def dry_run(run: RunFile, engine: Engine, environ: Mapping[str, str]) -> str:
+def dry_run(run: RunFile, engine: ClusterBackend, environ: Mapping[str, str]) -> str:
     """Every command with its node, in the order in which they start; nothing is asked of the nodes. Ports are those
     that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
     nodes = {node.name: node for node in engine.nodes()}
@@ -65,7 +65,7 @@ def _or(number: int | None) -> int:
     return _ENOUGH if number is None else number
 
 
-def _devices(place: Place, node: Node) -> dict[str, str]:
+def _devices(place: NodeSlot, node: Node) -> dict[str, str]:
     return device_variables(place, node_has_gpus=bool(node.gpus))
 
 

@@ -59,7 +59,7 @@ class AgentPipe(Protocol):
         """What the way to the agent said last, such as ssh's own error; after `receive` gave `b""`."""
 
 
-class Engine(Protocol):
+class ClusterBackend(Protocol):
     """Nodes, and the way to them."""
 
     def nodes(self) -> Sequence[Node]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from swift_r1.errors import SwiftError, one_line
 from swift_r1.fleet.client import AgentClient, Event
-from swift_r1.fleet.engine import Engine, Node
+from swift_r1.fleet.engine import ClusterBackend, Node
 from swift_r1.fleet.placement import Room
 from swift_r1.runtime.libraries import own_version
 
@@ -32,7 +32,7 @@ class Fleet:
         faults: why nodes could not be reached, by name.
     """
 
-    def __init__(self, engine: Engine, events: SimpleQueue[Any], silence_s: float) -> None:
+    def __init__(self, engine: ClusterBackend, events: SimpleQueue[Any], silence_s: float) -> None:
         self.engine, self.silence_s = engine, silence_s
         self.clients: dict[str, AgentClient] = {}
         self.faults: dict[str, str] = {}

@@ -19,7 +19,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSlot:
     """A part of a node. `cpus` None: all of its cores, shared with others."""
 
     node: str
@@ -31,21 +31,21 @@ class NoRoom(Exception):
     """What is missing, and what is there."""
 
 
-def place_roles(roles: Mapping[str, Role], rooms: Sequence[Room]) -> dict[str, list[Place]]:
+def place_roles(roles: Mapping[str, Role], rooms: Sequence[Room]) -> dict[str, list[NodeSlot]]:
     """Places for all roles: first those that may run only on some nodes, then training, then the others. Raises
     NoRoom."""
     order = [name for name in (TRAIN, *SERVERS, ROLLOUT) if name in roles]
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[NodeSlot]] = {}
     for name in sorted(order, key=lambda name: not roles[name].hosts):
         taken = [place for own in places.values() for place in own]
         places[name] = find_places(roles[name], roles[name].count, rooms, taken)
     return places
 
 
-def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[Place]) -> list[Place]:
+def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[NodeSlot]) -> list[NodeSlot]:
     """Places for `count` nodes or replicas of a role beside those that are `taken`: for training each on another node,
     the fullest that will do; for servers where the fewest others are. Raises NoRoom."""
-    found: list[Place] = []
+    found: list[NodeSlot] = []
     for number in range(count):
         others = [*taken, *found]
         own_nodes = {one.node for one in found} if role.name == TRAIN else set()
@@ -66,17 +66,17 @@ def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[P
             return (len(gpus), here) if role.name == TRAIN else (here, -len(gpus))
 
         room, gpus, cpus = min(options, key=fullness)
-        found.append(Place(room.name, gpus[: role.gpus], cpus[: role.cpus] if role.cpus else None))
+        found.append(NodeSlot(room.name, gpus[: role.gpus], cpus[: role.cpus] if role.cpus else None))
     return found
 
 
-def _free(room: Room, taken: Sequence[Place]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _free(room: Room, taken: Sequence[NodeSlot]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     used = [one for one in taken if one.node == room.name]
     gpus, cpus = {gpu for one in used for gpu in one.gpus}, {cpu for one in used for cpu in one.cpus or ()}
     return tuple(one for one in room.gpus if one not in gpus), tuple(one for one in room.cpus if one not in cpus)
 
 
-def _missing(role: Role, placed: int, count: int, rooms: Sequence[Room], taken: Sequence[Place]) -> str:
+def _missing(role: Role, placed: int, count: int, rooms: Sequence[Room], taken: Sequence[NodeSlot]) -> str:
     wants = [f"{role.gpus} GPU{'s' * (role.gpus > 1)}"] if role.gpus else []
     wants += [f"{role.cpus} core{'s' * (role.cpus > 1)}"] if role.cpus else []
     kind = "node" if role.name == TRAIN else "replica"

@@ -11,9 +11,9 @@ from swift_r1.flags.rollout import url_of
 from swift_r1.fleet.client import Event
 from swift_r1.fleet.commands import device_variables, server_words
 from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import NoRoom, Place, find_places
+from swift_r1.fleet.placement import NodeSlot, NoRoom, find_places
 from swift_r1.fleet.run_file import JUDGE, TRAIN, RunFile
-from swift_r1.fleet.tasks import Task
+from swift_r1.fleet.tasks import FleetTask
 
 
 class ServerFailed(RunFailed):
@@ -24,7 +24,7 @@ class ServerFailed(RunFailed):
         self.exit_code = code if code in (EXIT_USAGE, EXIT_PORT_TAKEN) else EXIT_RUN_FAILED
 
 
-class Servers:
+class FleetServers:
     """All replicas of all roles but training.
 
     Args:
@@ -42,17 +42,17 @@ class Servers:
         environ: dict[str, str],
         max_restarts: int,
         node_timeout: float,
-        log: Callable[[Task], Path],
-        taken: Callable[[], Sequence[Place]],
-        changed: Callable[[Task, str], None],
-        moved: Callable[[Task], None],
+        log: Callable[[FleetTask], Path],
+        taken: Callable[[], Sequence[NodeSlot]],
+        changed: Callable[[FleetTask, str], None],
+        moved: Callable[[FleetTask], None],
     ) -> None:
         self._run, self._fleet, self._environ, self._max_restarts = run, fleet, environ, max_restarts
         self._node_timeout = node_timeout
         self._log, self._taken, self._changed, self._moved = log, taken, changed, moved
         self._without: dict[str, float] = {}  # since when a server has no place, by its name
         roles = [role for name, role in run.roles.items() if name != TRAIN]
-        self.tasks = [Task(role, number) for role in roles for number in range(role.count)]
+        self.tasks = [FleetTask(role, number) for role in roles for number in range(role.count)]
 
     @property
     def urls(self) -> dict[str, list[str]]:
@@ -79,7 +79,7 @@ class Servers:
         """Whether there are servers, and each has served."""
         return bool(self.tasks) and all(task.ever_ready for task in self.tasks)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: FleetTask) -> None:
         """Starts a server at its place, at the port that it had there before."""
         assert task.place is not None
         task.client = self._fleet.clients[task.place.node]
@@ -101,7 +101,7 @@ class Servers:
 
         client.ask("free_ports", with_port, count=1, host=address)
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: FleetTask) -> None:
         assert task.place is not None and task.port is not None and task.client and task.client.about
         words = server_words(self._run, task.role.name, self._fleet.address(task.place.node), task.port)
         devices = device_variables(task.place, bool(task.client.about["gpus"]))
@@ -119,7 +119,7 @@ class Servers:
             if task.state == "starting" and task.url is not None and task.client is not None:
                 attempt, key = task.attempt, self._environ["SWIFT_API_KEY"]
 
-                def answered(answer: Event, task: Task = task, attempt: int = attempt) -> None:
+                def answered(answer: Event, task: FleetTask = task, attempt: int = attempt) -> None:
                     if answer.get("ready") and task.attempt == attempt and task.state == "starting":
                         task.state, task.ever_ready, task.failures = "ready", True, 0
                         self._changed(task, "serves")
@@ -128,7 +128,7 @@ class Servers:
             elif task.state == "waiting":
                 self._place(task)
 
-    def _place(self, task: Task) -> None:
+    def _place(self, task: FleetTask) -> None:
         try:
             [task.place] = find_places(task.role, 1, self._fleet.rooms(), self._taken())
         except NoRoom as error:
@@ -143,7 +143,7 @@ class Servers:
         self._without.pop(task.name, None)
         self.begin(task)
 
-    def ended(self, task: Task) -> None:
+    def ended(self, task: FleetTask) -> None:
         """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
         one of its role is given up."""
         was = task.ending

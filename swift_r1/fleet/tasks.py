@@ -10,7 +10,7 @@ from typing import Literal
 
 from swift_r1.errors import EXIT_RANK_KILLED
 from swift_r1.fleet.client import AgentClient
-from swift_r1.fleet.placement import Place
+from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import TRAIN, Role
 
 State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
@@ -20,7 +20,7 @@ TRAIN_END_S = 180.0  # for training to end and save after SIGTERM, where nobody 
 
 
 @dataclass(eq=False)
-class Task:
+class FleetTask:
     """One node that trains, or one replica of a server.
 
     Attributes:
@@ -35,7 +35,7 @@ class Task:
     role: Role
     number: int
     state: State = "waiting"
-    place: Place | None = None
+    place: NodeSlot | None = None
     client: AgentClient | None = None
     url: str | None = None
     port: int | None = None

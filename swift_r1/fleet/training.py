@@ -20,10 +20,10 @@ from swift_r1.errors import (
 from swift_r1.fleet.client import Event
 from swift_r1.fleet.commands import device_variables, rank_variables, server_file, train_words
 from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import NoRoom, Place, find_places
+from swift_r1.fleet.placement import NodeSlot, NoRoom, find_places
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
-from swift_r1.fleet.servers import Servers
-from swift_r1.fleet.tasks import TRAIN_END_S, Task
+from swift_r1.fleet.servers import FleetServers
+from swift_r1.fleet.tasks import TRAIN_END_S, FleetTask
 from swift_r1.runtime.stopping import LAUNCHED
 
 _SETTLE_S = 60.0  # for the other nodes to end once one has failed
@@ -38,7 +38,7 @@ _CODES = {
 
 
 class Training:
-    """Args as `Servers`; `folder` is the run's."""
+    """Args as `FleetServers`; `folder` is the run's."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class Training:
         max_restarts: int,
         on_node_loss: Loss,
         node_timeout: float,
-        log: Callable[[Task], Path],
-        taken: Callable[[], Sequence[Place]],
-        changed: Callable[[Task, str], None],
-        servers: Servers,
+        log: Callable[[FleetTask], Path],
+        taken: Callable[[], Sequence[NodeSlot]],
+        changed: Callable[[FleetTask, str], None],
+        servers: FleetServers,
     ) -> None:
         self._run, self._fleet, self._environ, self._folder, self._resume = run, fleet, environ, folder, resume
         self._max_restarts, self._on_node_loss, self._log, self._taken = max_restarts, on_node_loss, log, taken
         self._node_timeout = node_timeout
         self._changed, self._servers = changed, servers
         self.role = run.roles[TRAIN]
-        self.tasks = [Task(self.role, number) for number in range(self.role.count)]
+        self.tasks = [FleetTask(self.role, number) for number in range(self.role.count)]
         self.restarts = 0
         self.code: int | None = None
         self.why = ""
@@ -145,7 +145,7 @@ class Training:
             task.signal(number)
         return self.lives
 
-    def ended(self, task: Task) -> None:
+    def ended(self, task: FleetTask) -> None:
         """One has ended, or its node is gone."""
         if task.code != EXIT_OK:
             shown = task is self.tasks[0] or task.code is None  # what it said last
@@ -203,7 +203,7 @@ class Training:
             for task in self.tasks:
                 task.state = "ended"
 
-    def _after_loss(self, lost: Sequence[Task]) -> None:
+    def _after_loss(self, lost: Sequence[FleetTask]) -> None:
         names = ", ".join(task.node for task in lost)
         if self._on_node_loss == "stop":
             self.code, self.why = EXIT_RUN_FAILED, f"{names} is gone (--on_node_loss stop)"
@@ -235,7 +235,7 @@ class Training:
                 missing = str(error)
                 continue
             self.restarts += 1
-            self.tasks = self.tasks[:count] + [Task(self.role, number) for number in range(len(self.tasks), count)]
+            self.tasks = self.tasks[:count] + [FleetTask(self.role, number) for number in range(len(self.tasks), count)]
             for task, place in zip(self.tasks, places, strict=True):
                 task.place = place
             self.again = self._said_waiting = False

@@ -41,7 +41,7 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
     return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
-class Spans(NamedTuple):
+class SequenceBounds(NamedTuple):
     """Which tokens of a row are sequences, for one call: int32, where each begins and the last ends, on the device."""
 
     queries: Tensor
@@ -50,20 +50,20 @@ class Spans(NamedTuple):
     most_keys: int
 
     @staticmethod
-    def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> Spans:
+    def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> SequenceBounds:
         """Returns those of sequences with so many queries and keys each; none of either is fine."""
         ends = torch.tensor([list(accumulate(lengths, initial=0)) for lengths in (queries, keys)], dtype=torch.int32)
         starts = on_device(ends, device)
         # For one query each the kernel has a way of its own, in which no sequence may be without one.
-        return Spans(starts[0], starts[1], max(2, *queries), max(keys))
+        return SequenceBounds(starts[0], starts[1], max(2, *queries), max(keys))
 
 
 class RowSpans(NamedTuple):
-    own: Spans  # prompts and completions, each a sequence
+    own: SequenceBounds  # prompts and completions, each a sequence
     # Of each group its completions' queries with its prompt's keys, as one sequence, since every query meets all of
     # them; before it the prompt's queries without keys, behind it the completions' keys without queries. None where no
     # prompt is shared.
-    far: Spans | None
+    far: SequenceBounds | None
 
     @staticmethod
     def of(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> RowSpans:
@@ -72,7 +72,9 @@ class RowSpans(NamedTuple):
         queries = [length for prompt, lengths in groups for length in (prompt, sum(lengths), 0)]
         keys = [length for prompt, lengths in groups for length in (0, prompt, sum(lengths))]
         shares = any(sum(lengths) for _, lengths in groups)
-        return RowSpans(Spans.of(own, own, device), Spans.of(queries, keys, device) if shares else None)
+        return RowSpans(
+            SequenceBounds.of(own, own, device), SequenceBounds.of(queries, keys, device) if shares else None
+        )
 
 
 def row_attention(query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
@@ -112,7 +114,7 @@ class _RowAttention(torch.autograd.Function):
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, spans: Spans, causal: bool, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, spans: SequenceBounds, causal: bool, scaling: float | None
 ) -> tuple[Tensor, ...]:
     """The output `[S, H, D]`, the log of the sum of exponentials (float32 `[H, S]`), and the kernel's own state."""
     out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
@@ -129,7 +131,7 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     *state: Tensor,
-    spans: Spans,
+    spans: SequenceBounds,
     causal: bool,
     scaling: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,7 +52,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class BenchmarkEstimate:
     """One estimate of a benchmark at a step, with its 95 % interval where the file has one."""
 
     step: int
@@ -120,14 +120,14 @@ class MetricLog:
                 found.setdefault(match["benchmark"], []).append(match["name"])
         return found
 
-    def evaluations(self, benchmark: str, name: str) -> list[Evaluated]:
+    def evaluations(self, benchmark: str, name: str) -> list[BenchmarkEstimate]:
         """One estimate of a benchmark at every evaluation. `accuracy` is `avg@n`, and has its interval."""
         series = self.get(f"eval/{benchmark}/{name}")
         own = name
         if name == "accuracy":
             own = next((one for one in self.benchmarks()[benchmark] if one.startswith("avg@")), name)
         low, high = (dict(_items(self.get(f"eval/{benchmark}/{own}/{end}"))) for end in ("low", "high"))
-        return [Evaluated(step, value, low.get(step), high.get(step)) for step, value in _items(series)]
+        return [BenchmarkEstimate(step, value, low.get(step), high.get(step)) for step, value in _items(series)]
 
     def hours(self, phase: str = "step") -> Series:
         """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over

@@ -16,7 +16,7 @@ SPANS = "spans"
 
 
 @dataclass(frozen=True)
-class Lane:
+class SpanLane:
     """Spans that do not overlap, in their order. Without a file nothing is written."""
 
     file: AppendedLines | None = None
@@ -41,12 +41,12 @@ class Spans:
         self._files: dict[str, AppendedLines] = {}
         self._busy: dict[str, Busy] = {}
 
-    def lane(self, name: str, step: int | None = None) -> Lane:
+    def lane(self, name: str, step: int | None = None) -> SpanLane:
         """Of all steps, or of a `step` that is worked on before its time."""
         if self._folder is None:
-            return Lane()
+            return SpanLane()
         file = self._files.setdefault(name, AppendedLines(self._folder / f"{name}.jsonl"))
-        return Lane(file, lambda: self.step if step is None else step)
+        return SpanLane(file, lambda: self.step if step is None else step)
 
     def busy(self, lane: str, name: str) -> Busy:
         """A new one in the place of the lane's."""
@@ -67,9 +67,9 @@ class Spans:
 class Stopwatch:
     """Adds up wall-clock seconds by name, and writes each time as a span of `lane`."""
 
-    def __init__(self, lane: Lane | None = None) -> None:
+    def __init__(self, lane: SpanLane | None = None) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._lane = lane or Lane()
+        self._lane = lane or SpanLane()
 
     @contextmanager
     def timed(self, name: str, span: str | None = None) -> Iterator[None]:
@@ -96,7 +96,7 @@ class Busy:
     8 log2(100 T) in T seconds.
     """
 
-    def __init__(self, lane: Lane, name: str) -> None:
+    def __init__(self, lane: SpanLane, name: str) -> None:
         self._lane, self._name = lane, name
         self._lock = threading.Lock()
         self._count, self._lines = 0, 0

@@ -34,7 +34,7 @@ _SLACK_SECONDS = 60.0  # of the batch deadline: for killing and replacing worker
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RewardCall:
     """One task for a worker: reward `name` on `items`; `key` is for whoever makes the call."""
 
     key: Any
@@ -47,10 +47,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RewardAnswer:
     """One outcome per item of the call, and the seconds that it took."""
 
-    call: Call
+    call: RewardCall
     outcomes: list[ItemOutcome]
     seconds: float
 
@@ -59,7 +59,7 @@ class Answer:
 class Submitted:
     """A call that was given to the workers of a pool; `limit` in seconds."""
 
-    call: Call
+    call: RewardCall
     future: ProcessFuture[Any]
     limit: float
     pool: ProcessPool
@@ -102,14 +102,18 @@ class RewardCaller(ABC):
         """Waits until the plugins are loaded and the rewards are built; the first `score` does so by itself. Raises
         UsageError: a plugin or reward fails; RunFailed: no worker is up within its deadline."""
 
-    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
+    def submit(self, calls: Sequence[RewardCall], state: Mapping[str, int]) -> list[Submitted]:
         """Starts calls without waiting; fewer than asked, or none, where they must wait for the end."""
         return []
 
     @abstractmethod
     def run(
-        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
-    ) -> Iterator[Answer]:
+        self,
+        calls: Sequence[RewardCall],
+        state: Mapping[str, int],
+        deadline: float,
+        submitted: Sequence[Submitted] = (),
+    ) -> Iterator[RewardAnswer]:
         """Makes calls and waits for them and for those submitted; each gets one answer, in any order."""
 
     def __enter__(self) -> Self:
@@ -169,7 +173,7 @@ class OpenRewardBatch:
         longest = self._caller.timeout * min(2 * len(batch.completions), 2 * LONGEST_CALL)
         deadline = time.monotonic() + _SLACK_SECONDS + longest
 
-        def run(calls: Sequence[Call], submitted: Sequence[Submitted] = ()) -> Iterator[Answer]:
+        def run(calls: Sequence[RewardCall], submitted: Sequence[Submitted] = ()) -> Iterator[RewardAnswer]:
             nonlocal deadline
             for answer in self._caller.run(calls, self._state, deadline, submitted):
                 self._spent[answer.call.name] += answer.seconds
@@ -185,8 +189,8 @@ class OpenRewardBatch:
             columns.append(column)
         return batch, columns
 
-    def _not_submitted(self) -> list[Call]:
-        calls: list[Call] = []
+    def _not_submitted(self) -> list[RewardCall]:
+        calls: list[RewardCall] = []
         for name in self._names:
             done = {number for one in self._submitted if one.call.name == name for number in one.call.key}
             rest = {number: item for number, item in self._groups.items() if number not in done}
@@ -205,7 +209,7 @@ def _warn(column: RewardColumn, batch: RewardBatch) -> None:
         )
 
 
-def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call]:
+def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[RewardCall]:
     """All groups in about `wanted` calls of one or more groups, none of them long; the key is the groups' numbers."""
     if not groups:
         return []
@@ -213,7 +217,7 @@ def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call
     per_call = math.ceil(len(numbers) / wanted)
     per_call = max(1, min(per_call, LONGEST_CALL // len(groups[numbers[0]].completions)))
     parts = [tuple(numbers[first : first + per_call]) for first in range(0, len(numbers), per_call)]
-    return [Call(part, name, tuple(groups[number] for number in part)) for part in parts]
+    return [RewardCall(part, name, tuple(groups[number] for number in part)) for part in parts]
 
 
 def groups_of(batch: RewardBatch) -> list[Item]:
@@ -250,7 +254,7 @@ def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds
 
 
 def isolated(
-    first: Iterable[Answer], groups: Sequence[Item], run: Callable[[Sequence[Call]], Iterator[Answer]]
+    first: Iterable[RewardAnswer], groups: Sequence[Item], run: Callable[[Sequence[RewardCall]], Iterator[RewardAnswer]]
 ) -> dict[tuple[str, int], ItemOutcome]:
     """The outcome of each group from each function, by the function's name and the group's number; none is a failure.
 
@@ -267,7 +271,7 @@ def isolated(
             results[answer.call.name, number] = outcome
             if outcome.failure is not None and outcome.isolate and not alone:
                 failed.append((answer.call.name, number))
-    for answer in run([Call(key, key[0], (groups[key[1]],)) for key in failed]):
+    for answer in run([RewardCall(key, key[0], (groups[key[1]],)) for key in failed]):
         results[answer.call.key] = answer.outcomes[0]
 
     sizes = [len(group.completions) for group in groups]
@@ -275,7 +279,7 @@ def isolated(
         key: {} for key, outcome in results.items() if outcome.failure is not None and outcome.isolate
     }
     probes = [
-        Call((name, number, index), name, (_picked(groups[number], [index]),))
+        RewardCall((name, number, index), name, (_picked(groups[number], [index]),))
         for name, number in blamed
         for index in range(sizes[number])
     ]
@@ -285,7 +289,7 @@ def isolated(
             blamed[name, number][index] = answer.outcomes[0]
 
     again = [
-        Call((name, number), name, (_without(groups[number], causes),))
+        RewardCall((name, number), name, (_without(groups[number], causes),))
         for (name, number), causes in blamed.items()
         # With none to blame it may have been the worker, and the group is tried again.
         if len(causes) < sizes[number]

@@ -14,7 +14,7 @@ _CPU_SECONDS = 5.0  # for one test, as many as ms-swift gives
 _SHARE_OF_TIMEOUT = 0.8  # for all tests of a completion: its call must not become late because of it
 
 
-class Code(ORM):
+class CodeReward(ORM):
     """The share of the row's tests that the program passes: it exits with 0 and prints, or returns, what is right.
 
     The tests are in the column `verification_info` (ms-swift's, open-r1's) or `input_output` (APPS, TACO); a row with
@@ -61,10 +61,10 @@ class Code(ORM):
         return ended.status == 0 and passes(case, ended.output)
 
 
-class BinaryCode(Code):
+class BinaryCode(CodeReward):
     """1 where all tests pass, else 0."""
 
     all_or_nothing = True
 
 
-orms.update(code=Code, binary_code=BinaryCode)
+orms.update(code=CodeReward, binary_code=BinaryCode)

@@ -20,7 +20,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.record.spans import Spans
-from swift_r1.rewards.batch import LONGEST_CALL, Answer, Call, RewardCaller, Submitted
+from swift_r1.rewards.batch import LONGEST_CALL, RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
 from swift_r1.rewards.worker import (
     asynchronous_rewards,
@@ -123,7 +123,7 @@ class RewardPool(RewardCaller):
             raise UsageError(*found)
         self._asynchronous = asynchronous
 
-    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
+    def submit(self, calls: Sequence[RewardCall], state: Mapping[str, int]) -> list[Submitted]:
         """Fewer than asked, or none, where the pool broke down."""
         submitted: list[Submitted] = []
         try:
@@ -134,9 +134,13 @@ class RewardPool(RewardCaller):
         return submitted
 
     def run(
-        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
-    ) -> Iterator[Answer]:
-        aborted: list[Call] = []
+        self,
+        calls: Sequence[RewardCall],
+        state: Mapping[str, int],
+        deadline: float,
+        submitted: Sequence[Submitted] = (),
+    ) -> Iterator[RewardAnswer]:
+        aborted: list[RewardCall] = []
         for one in [*submitted, *(self._submit_surely(call, state) for call in calls)]:
             answer = self._answer(one, deadline)
             if answer is None:
@@ -147,7 +151,7 @@ class RewardPool(RewardCaller):
             answer = self._answer(self._submit_surely(call, state), deadline)
             yield answer or _failed(call, "its worker process died", "died")
 
-    def _answer(self, one: Submitted, deadline: float) -> Answer | None:
+    def _answer(self, one: Submitted, deadline: float) -> RewardAnswer | None:
         """None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
         call = one.call
         try:
@@ -169,9 +173,9 @@ class RewardPool(RewardCaller):
             return _failed(call, f"its worker process died (exit code {error.exitcode})", "died")
         except (BrokenProcessPool, CancelledError):
             return None
-        return Answer(call, outcomes, seconds)
+        return RewardAnswer(call, outcomes, seconds)
 
-    def _submit(self, call: Call, state: Mapping[str, int]) -> Submitted:
+    def _submit(self, call: RewardCall, state: Mapping[str, int]) -> Submitted:
         """Raises RuntimeError where the pool has broken down, or its watchdog is gone."""
         limit = self.timeout * min(call.size, LONGEST_CALL)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
@@ -179,7 +183,7 @@ class RewardPool(RewardCaller):
         future, pool = self._schedule(call_reward, arguments, limit + grace)
         return Submitted(call, future, limit, pool)
 
-    def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
+    def _submit_surely(self, call: RewardCall, state: Mapping[str, int]) -> Submitted:
         return self._surely(lambda: self._submit(call, state))
 
     def schedule(
@@ -212,8 +216,8 @@ class RewardPool(RewardCaller):
                 return submit()
 
 
-def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
-    return Answer(call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
+def _failed(call: RewardCall, reason: str, kind: str, seconds: float = 0.0) -> RewardAnswer:
+    return RewardAnswer(call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
 
 
 class InlineRewards(RewardCaller):
@@ -237,8 +241,12 @@ class InlineRewards(RewardCaller):
             raise UsageError(*found)
 
     def run(
-        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
-    ) -> Iterator[Answer]:
+        self,
+        calls: Sequence[RewardCall],
+        state: Mapping[str, int],
+        deadline: float,
+        submitted: Sequence[Submitted] = (),
+    ) -> Iterator[RewardAnswer]:
         for call in calls:
             with self._lock:
                 started = time.perf_counter()
@@ -248,7 +256,7 @@ class InlineRewards(RewardCaller):
                 finally:
                     self._busy.done()
                 seconds = time.perf_counter() - started
-            yield Answer(call, outcomes, seconds)
+            yield RewardAnswer(call, outcomes, seconds)
         rest()
 
 

@@ -21,7 +21,7 @@ from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.rollout.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
 from swift_r1.rollout.staleness import spans_of
 from swift_r1.rollout.transcript import TurnFault
-from swift_r1.rollout.turn_engine import Limits, Play, TurnEngine, playing
+from swift_r1.rollout.turn_engine import Limits, OpenConversation, TurnEngine, playing
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire import protocol as wire
 
@@ -31,7 +31,7 @@ Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the request
 OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
 
 
-class Turns(Protocol):
+class ConversationDriver(Protocol):
     """What the loop and the evaluation ask for conversations."""
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
@@ -126,8 +126,8 @@ class Stage:
     ) -> None:
         self._name, self._timeout, self._worked = name, timeout, worked
         self._last_message_only = last_message_only
-        self._tasks: dict[Play, asyncio.Task[Conversation]] = {}
-        self._groups: list[list[Play]] = []  # not yet taken
+        self._tasks: dict[OpenConversation, asyncio.Task[Conversation]] = {}
+        self._groups: list[list[OpenConversation]] = []  # not yet taken
         self._ended = 0
         self._changed = asyncio.Event()  # a conversation has begun to wait, or has ended
         self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._changed.set))
@@ -136,7 +136,9 @@ class Stage:
 
     def begin(self, asked: Asked) -> None:
         """Starts the conversations of all requests."""
-        self._groups = [[Play(prompt, one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
+        self._groups = [
+            [OpenConversation(prompt, one_of(request, i)) for i in range(request.n)] for prompt, request in asked
+        ]
         self._ended = 0
         self._call(self._start([play for group in self._groups for play in group]))
 
@@ -173,7 +175,7 @@ class Stage:
 
     # In the loop's thread
 
-    async def _start(self, plays: Sequence[Play]) -> None:
+    async def _start(self, plays: Sequence[OpenConversation]) -> None:
         self._tasks = {play: asyncio.create_task(self._play(play)) for play in plays}
         for task in self._tasks.values():
             task.add_done_callback(lambda _task: self._changed.set())
@@ -188,10 +190,10 @@ class Stage:
             self._changed.clear()
             await self._changed.wait()
 
-    def _running(self) -> list[Play]:
+    def _running(self) -> list[OpenConversation]:
         return [play for play, task in self._tasks.items() if not task.done()]
 
-    async def _play(self, play: Play) -> Conversation:
+    async def _play(self, play: OpenConversation) -> Conversation:
         playing.set(play)
         sampling = play.request.sampling
         request = RolloutInferRequest(
@@ -245,7 +247,7 @@ def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
     return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
-def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversation:
+def _conversation(play: OpenConversation, output: Any, last_message_only: bool) -> Conversation:
     """Raises TurnFault where the scheduler returned no rollout, or one with other tokens than the model's."""
     transcript = play.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError, describe
 from swift_r1.record.spans import Spans
-from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
+from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import InlineRewards, rewards_for
 from swift_r1.rollout.rm_plugins import RewardTemplate, TransformersEngine, known_plugins
@@ -108,12 +108,16 @@ class FunctionsAndModels(RewardCaller):
         self._functions.wait_ready()
         self._models.wait_ready()
 
-    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
+    def submit(self, calls: Sequence[RewardCall], state: Mapping[str, int]) -> list[Submitted]:
         return self._functions.submit(calls, state)
 
     def run(
-        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
-    ) -> Iterator[Answer]:
+        self,
+        calls: Sequence[RewardCall],
+        state: Mapping[str, int],
+        deadline: float,
+        submitted: Sequence[Submitted] = (),
+    ) -> Iterator[RewardAnswer]:
         """The functions' workers are busy while the models compute here; `deadline` is without the models' time."""
         own = [call for call in calls if call.name in self.at_the_end]
         others = [call for call in calls if call.name not in self.at_the_end]

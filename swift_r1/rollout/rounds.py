@@ -16,7 +16,7 @@ from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
 from swift_r1.rollout.base import Conversation, OnDone, Rollouts
-from swift_r1.rollout.multi_turn import Asked, Turns
+from swift_r1.rollout.multi_turn import Asked, ConversationDriver
 from swift_r1.rollout.prompts import Prompts
 from swift_r1.rollout.scoring import OpenRewards, ScoredRound, Scoring
 from swift_r1.runtime.ranks import Ranks
@@ -33,7 +33,7 @@ class RoundSampler:
     plan: Plan
     ranks: Ranks
     rollouts: Rollouts
-    turns: Turns
+    turns: ConversationDriver
     sampling: SamplingParams
     run_id: str
     prompts: Prompts | None

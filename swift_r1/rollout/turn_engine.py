@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(eq=False, slots=True)
-class Play:
+class OpenConversation:
     """A conversation under way; `asked` is the turn that it waits for, if any."""
 
     prompt: Prompt
@@ -48,7 +48,9 @@ class Play:
     no_room: bool = False
 
 
-playing: ContextVar[Play] = ContextVar("playing")  # of the scheduler that runs: requests do not say whose they are
+playing: ContextVar[OpenConversation] = ContextVar(
+    "playing"
+)  # of the scheduler that runs: requests do not say whose they are
 
 # Fields of a request's config that a scheduler cannot change, with the values that change nothing.
 _FIXED: dict[str, tuple[Any, ...]] = {

@@ -19,10 +19,10 @@ from swift_r1.serving.answers import BodyRoute, unless_gone
 from swift_r1.serving.described import refusals
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
-from swift_r1.serving.openai_shown import ChatShown, Shown, TextShown
+from swift_r1.serving.openai_shown import AnswerShape, ChatShown, TextShown
 from swift_r1.serving.pieces import Pieces, collected
 from swift_r1.serving.sessions.calls import Asked
-from swift_r1.serving.sessions.gateway import Attempt, Gateway, Reader, Work
+from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
 from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 from swift_r1.wire.sessions import EQUAL_CALLS
@@ -189,7 +189,7 @@ def _recorded(
     model: Served,
     asked: Asked,
     work: Work,
-) -> Reader:
+) -> AnswerStream:
     if body.n != 1:
         raise HTTPError(400, "a call of a session has one answer: n must be 1")
     names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
@@ -221,7 +221,7 @@ def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any
 
 
 async def _answered(
-    request: Request, body: ChatRequest | CompletionRequest, model: Served, pieces: Pieces, shown: Shown
+    request: Request, body: ChatRequest | CompletionRequest, model: Served, pieces: Pieces, shown: AnswerShape
 ) -> Response:
     if body.stream:
         await pieces.start()
@@ -233,7 +233,7 @@ async def _answered(
     return JSONResponse(_head(model, pieces, shown.kind, shown.whole) | answer)
 
 
-async def _events(head: dict[str, Any], pieces: Pieces, shown: Shown, with_usage: bool) -> AsyncIterator[str]:
+async def _events(head: dict[str, Any], pieces: Pieces, shown: AnswerShape, with_usage: bool) -> AsyncIterator[str]:
     """Server-sent events; an error on the way is the last event, since the status has been sent."""
     written = 0
     offsets: dict[int, int] = {}

@@ -12,7 +12,7 @@ from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
 from swift_r1.serving.tool_calls import CallReader
 
 
-class Shown(Protocol):
+class AnswerShape(Protocol):
     """Of one request. `kind` begins the ids of its answers, `whole` and `chunk` are OpenAI's names of the objects."""
 
     kind: str

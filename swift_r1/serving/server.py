@@ -112,13 +112,13 @@ async def serve(config: RolloutArguments, listener: socket.socket) -> int:
     remove_leftovers()
     lifecycle = Lifecycle(config, lambda: load_engine(config))
 
-    class Server(uvicorn.Server):
+    class DrainingServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """Signals are ours: uvicorn's way would kill the process before the engine is shut down."""
             yield
 
-    server = Server(
+    server = DrainingServer(
         uvicorn.Config(
             create_app(lifecycle, config.api_key),
             log_config=None,

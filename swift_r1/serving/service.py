@@ -86,7 +86,7 @@ class RolloutService:
             own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
             gpu=known.gpu,
-            turns=wire.Turns(**self.config.told),
+            turns=wire.TurnFlags(**self.config.told),
         )
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:

@@ -14,7 +14,7 @@ from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
-from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
+from swift_r1.training.micro_batches import SHARED, Form, RowLengths, Unit, plan_micro_batches, tokens_computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks:
     if batching.silent_apart:
         without_signal = groups_without_signal(batch.rewards, batching.group_size)
         silent = without_signal[[owner // batching.group_size for owner in owners]].tolist()
-    lengths = Lengths(prompts, written, groups, silent)
+    lengths = RowLengths(prompts, written, groups, silent)
     budget = batching.max_tokens or batching.completions * lengths.longest()
     form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:

@@ -21,7 +21,7 @@ Unit = tuple[int, ...]  # numbers of the completions that stay together: one, or
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RowLengths:
     """Tokens of each completion and of its prompt; `groups` are equal for completions of the same prompt. `silent`:
     whether the completion's group has no signal; empty: none."""
 
@@ -50,11 +50,11 @@ class Form:
     packed: bool = False  # in one row without padding; else a row each, padded to the longest
     shared: bool = False  # a prompt stands once for all the completions of its unit; packed only
 
-    def tokens(self, unit: Unit, lengths: Lengths) -> int:
+    def tokens(self, unit: Unit, lengths: RowLengths) -> int:
         prompts = unit[:1] if self.shared else unit
         return sum(lengths.prompts[one] for one in prompts) + sum(lengths.completions[one] for one in unit)
 
-    def cost(self, units: Sequence[Unit], lengths: Lengths) -> int:
+    def cost(self, units: Sequence[Unit], lengths: RowLengths) -> int:
         """Tokens, padding included, that a micro-batch of these units puts through the model."""
         if self.packed:
             return sum(self.tokens(unit, lengths) for unit in units)
@@ -65,12 +65,12 @@ class Form:
 SHARED = Form(packed=True, shared=True)
 
 
-def tokens_computed(plan: Sequence[Sequence[Sequence[Unit]]], form: Form, lengths: Lengths) -> int:
+def tokens_computed(plan: Sequence[Sequence[Sequence[Unit]]], form: Form, lengths: RowLengths) -> int:
     """Tokens, padding included, that the micro-batches of all ranks put through the model."""
     return sum(form.cost(units, lengths) for rank in plan for units in rank)
 
 
-def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[list[list[Unit]]]:
+def plan_micro_batches(lengths: RowLengths, form: Form, world_size: int, budget: int) -> list[list[list[Unit]]]:
     """The micro-batches of one optimizer step.
 
     Args:
@@ -99,7 +99,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     return plans
 
 
-def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
+def _shared_units(lengths: RowLengths, form: Form, world_size: int, budget: int) -> list[Unit]:
     """The groups, each split into equally many parts that fit the budget: as few as give every rank the same number of
     completions; where none does, as many as leave the fullest rank the fewest tokens. Single completions always fit."""
     groups: dict[Hashable, list[int]] = {}
@@ -122,7 +122,7 @@ def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) ->
     return splits[min(splits)] if splits else [(sample,) for sample in range(len(lengths))]
 
 
-def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
+def _fill(units: Sequence[Unit], lengths: RowLengths, form: Form, budget: int) -> Iterator[list[Unit]]:
     micro_batch: list[Unit] = []
     for unit in units:
         ends = micro_batch and lengths.teaches(micro_batch[-1]) > lengths.teaches(unit)
@@ -133,7 +133,7 @@ def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> I
     yield micro_batch
 
 
-def _split_costliest(plan: list[list[Unit]], lengths: Lengths, form: Form) -> None:
+def _split_costliest(plan: list[list[Unit]], lengths: RowLengths, form: Form) -> None:
     """Halves the costliest micro-batch that has more than one unit: there is one."""
     place = max((i for i in range(len(plan)) if len(plan[i]) > 1), key=lambda i: form.cost(plan[i], lengths))
     half = (len(plan[place]) + 1) // 2

@@ -13,7 +13,7 @@ from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
-from swift_r1.rewards.batch import Answer, Call, RewardCaller, Submitted
+from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
 from swift_r1.rollout.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy, still_wanted
 from swift_r1.rollout.remote import explained_difference, own_logprobs
@@ -61,10 +61,14 @@ class RecordedRewards(RewardCaller):
     def wait_ready(self) -> None: ...
 
     def run(
-        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
-    ) -> Iterator[Answer]:
+        self,
+        calls: Sequence[RewardCall],
+        state: Mapping[str, int],
+        deadline: float,
+        submitted: Sequence[Submitted] = (),
+    ) -> Iterator[RewardAnswer]:
         for call in calls:
-            yield Answer(call, [self._outcome(call.name, item) for item in call.items], 0.0)
+            yield RewardAnswer(call, [self._outcome(call.name, item) for item in call.items], 0.0)
 
     def _outcome(self, name: str, item: Item) -> ItemOutcome:
         ids = item.columns["request_id"]

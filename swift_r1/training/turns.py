@@ -19,7 +19,7 @@ from swift_r1.rollout.agents.parent import Order
 from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
 from swift_r1.rollout.agents.processes import AgentProcesses
 from swift_r1.rollout.base import EmbeddedRollouts, Generator
-from swift_r1.rollout.multi_turn import MultiTurn, OneTurn, Stage, Turns
+from swift_r1.rollout.multi_turn import ConversationDriver, MultiTurn, OneTurn, Stage
 from swift_r1.rollout.prefetch import MakeTurns, PrefetchRollouts
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.turn_engine import Limits, TurnEngine
@@ -64,7 +64,7 @@ def open_turns(
     if args.plays_agent and context.start.replay is None:
         runner = open_agents(context, ends, model_length, vocab_size) if context.ranks.is_rank0 else None
 
-        def play(generator: Generator, ranks: Ranks) -> Turns:
+        def play(generator: Generator, ranks: Ranks) -> ConversationDriver:
             episodes = None if runner is None else Episodes(runner)
             if isinstance(generator, EmbeddedRollouts):
                 return MultiTurn(generator, ranks, episodes)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.connections import KEEP_ALIVE, LIMITS, AsyncConnections, Turns
+from swift_r1.wire.connections import KEEP_ALIVE, LIMITS, AsyncConnections, ThreadTurns
 from swift_r1.wire.protocol import ServerRefused
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -30,7 +30,7 @@ _CONNECT_S = 10.0
 _HEALTH_EVERY_S = 2.0
 _LOOKS_A_SECOND = 25  # at all servers together
 _JSON = {"Content-Type": "application/json"}
-_quick_calls = Turns(32)
+_quick_calls = ThreadTurns(32)
 
 
 class RolloutClient:

@@ -49,7 +49,7 @@ class AsyncConnections(httpx.AsyncBaseTransport):
             await pool.aclose()
 
 
-class Turns:
+class ThreadTurns:
     """Lets so many threads work at a time: where 1,000 do, they keep each other from Python's lock and hardly get on.
     One that works for longer than a second waits for a server; it no longer counts, or silent servers would keep the
     others from being asked."""

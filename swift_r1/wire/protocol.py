@@ -119,7 +119,7 @@ class RolloutResponse(Wire):
     outputs: tuple[RolloutOutput, ...]
 
 
-class Turns(Wire):
+class TurnFlags(Wire):
     """What `swift rollout` was told of several turns, under its flags' names. The trainer runs them."""
 
     multi_turn_scheduler: str | None = None
@@ -152,7 +152,7 @@ class ServerInfo(Wire):
     gpu: str | None = None  # of an engine with one; it takes weights in its memory
     can_sleep: bool = False
     asleep: int = 0  # sleep level of the engine
-    turns: Turns = Turns()
+    turns: TurnFlags = TurnFlags()
 
 
 class LeaseRequest(Wire):

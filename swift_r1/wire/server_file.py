@@ -19,14 +19,14 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class ServerList:
     """What such a file says: URLs without a slash at the end, each once, and what is wrong with the other lines."""
 
     urls: tuple[str, ...]
     faults: tuple[str, ...] = ()
 
 
-def parsed(text: str, name: str) -> Servers:
+def parsed(text: str, name: str) -> ServerList:
     """The servers in the `text` of a file called `name`. What follows a # is a comment."""
     urls: dict[str, None] = {}
     faults = []
@@ -37,10 +37,10 @@ def parsed(text: str, name: str) -> Servers:
             urls[word.rstrip("/")] = None
         else:
             faults.append(f"{name}, line {number}: {without_password(word)!r} {why}")
-    return Servers(tuple(urls), tuple(faults))
+    return ServerList(tuple(urls), tuple(faults))
 
 
-def servers_of(path: str) -> Servers:
+def servers_of(path: str) -> ServerList:
     """Raises OSError where the file cannot be read."""
     return parsed(Path(path).read_text(encoding="utf-8", errors="replace"), path)
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, Ended
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
 from tests.agents.conftest import PLUGIN, Stage
 from tests.conftest import until
 
@@ -40,10 +40,10 @@ def test_what_episodes_have_started_ends_where_the_parent_is_killed(stages: Call
     until(lambda: not [one for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
 
 
-def ended(command: list[str], kept: Sequence[str] = ()) -> Ended:
+def ended(command: list[str], kept: Sequence[str] = ()) -> EpisodeExit:
     """An episode of this command alone."""
 
-    async def run() -> Ended:
+    async def run() -> EpisodeExit:
         processes = AgentProcesses(Order([str(PLUGIN)], None, command, 1.0, kept))
         await processes.start()
         try:
@@ -71,7 +71,7 @@ def test_more_episodes_than_a_process_has_files_for(tmp_path: Path) -> None:
     os.mkfifo(gate := tmp_path / "gate")
     program = ["sh", "-c", f"ulimit -n; touch {tmp_path}/here-$$; read line < {gate}; exit 0"]
 
-    async def run() -> list[Ended]:
+    async def run() -> list[EpisodeExit]:
         processes = AgentProcesses(Order([str(PLUGIN)], None, program, 1.0, ()))
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
         try:

@@ -19,7 +19,7 @@ from swift_r1.runtime.libraries import missing_for_vllm
 def test_shared_memory() -> None:
     assert doctor.shared_memory(64 << 20).state == "warning"
     assert "--shm-size" in doctor.shared_memory(64 << 20).line()
-    assert doctor.shared_memory(8 << 30) == doctor.Finding("shared memory", "ok", "8.0 GiB free in /dev/shm")
+    assert doctor.shared_memory(8 << 30) == doctor.Examined("shared memory", "ok", "8.0 GiB free in /dev/shm")
 
 
 def test_open_files() -> None:
@@ -41,7 +41,7 @@ def test_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_library.py").write_text("raise ImportError('libcudart.so.12: cannot open')\n")
     (tmp_path / "good_library.py").write_text("__version__ = '1.2'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert doctor.library("good_library", "") == doctor.Finding("good_library", "ok", "1.2 can be imported")
+    assert doctor.library("good_library", "") == doctor.Examined("good_library", "ok", "1.2 can be imported")
     assert doctor.library("no_such_library", "needed for X").line().endswith("not installed; needed for X")
     broken = doctor.library("broken_library", "needed for X")
     assert broken.state == "broken" and "libcudart.so.12: cannot open" in broken.text
@@ -59,7 +59,7 @@ def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
     assert doctor.compiler(None, header).text == f"no C compiler and no {header}"
     assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
     header.touch()
-    assert doctor.compiler("/usr/bin/cc", header) == doctor.Finding("compiler", "ok", "/usr/bin/cc")
+    assert doctor.compiler("/usr/bin/cc", header) == doctor.Examined("compiler", "ok", "/usr/bin/cc")
 
 
 def test_what_vllm_is_linked_with_is_named() -> None:

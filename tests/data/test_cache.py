@@ -24,7 +24,7 @@ from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import Block, RowStore, cache_folder, remove_old, write_store
+from swift_r1.data.store import RowBlock, RowStore, cache_folder, remove_old, write_store
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 
@@ -301,7 +301,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unfinished_store_leaves_nothing(tmp_path: Path) -> None:
-    def blocks() -> Iterator[Block]:
+    def blocks() -> Iterator[RowBlock]:
         raise KeyboardInterrupt
         yield
 

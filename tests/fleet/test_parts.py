@@ -8,13 +8,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from swift_r1.fleet.backends.local import LocalEngine
+from swift_r1.fleet.backends.local import LocalCluster
 from swift_r1.fleet.client import AgentClient
 from swift_r1.fleet.engine import Node, ProcessPipe
 from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import Place
+from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import read_run_file
-from swift_r1.fleet.servers import Servers
+from swift_r1.fleet.servers import FleetServers
 from swift_r1.fleet.training import Training
 
 
@@ -57,7 +57,7 @@ def test_a_shell_that_prints_at_login(said):
 
 @pytest.mark.parametrize(("policy", "code"), [("restart", None), ("stop", 5)])
 def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy, code):
-    fleet = Fleet(LocalEngine([], 60), SimpleQueue(), 60)
+    fleet = Fleet(LocalCluster([], 60), SimpleQueue(), 60)
     said = []
     run = read_run_file(write_run({"train": {}}))
     training = Training(
@@ -72,9 +72,9 @@ def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy,
         lambda task: tmp_path / "log",
         list,
         lambda task, what: said.append(what),
-        Servers(run, fleet, {}, 3, 60, None, list, None, None),
+        FleetServers(run, fleet, {}, 3, 60, None, list, None, None),
     )
-    training.tasks[0].place = Place("lost", (), None)
+    training.tasks[0].place = NodeSlot("lost", (), None)
     training.begin()
     assert training.code == code
     training.look(None)

@@ -7,7 +7,7 @@ import pytest
 from swift_r1.errors import UsageError
 from swift_r1.fleet.commands import shared_variables
 from swift_r1.fleet.options import read_options
-from swift_r1.fleet.placement import NoRoom, Place, Room, find_places
+from swift_r1.fleet.placement import NodeSlot, NoRoom, Room, find_places
 from swift_r1.fleet.run_file import Role, read_run_file, with_addresses
 
 
@@ -126,14 +126,18 @@ def test_training_takes_the_fullest_nodes_that_will_do():
 
 
 def test_replicas_go_where_the_fewest_are():
-    places = find_places(Role("rollout", 3, 2), 3, [SMALL, BIG], [Place("small", (), None)])
-    assert places == [Place("big", ("0", "1"), None), Place("big", ("2", "3"), None), Place("small", ("0", "1"), None)]
+    places = find_places(Role("rollout", 3, 2), 3, [SMALL, BIG], [NodeSlot("small", (), None)])
+    assert places == [
+        NodeSlot("big", ("0", "1"), None),
+        NodeSlot("big", ("2", "3"), None),
+        NodeSlot("small", ("0", "1"), None),
+    ]
 
 
 def test_no_room_says_what_there_is():
     with pytest.raises(NoRoom) as caught:
         find_places(
-            Role("rollout", 2, 4, cpus=1, hosts=("big", "small")), 2, [BIG, SMALL], [Place("big", ("0",), (1,))]
+            Role("rollout", 2, 4, cpus=1, hosts=("big", "small")), 2, [BIG, SMALL], [NodeSlot("big", ("0",), (1,))]
         )
     assert str(caught.value) == (
         "roles: rollout needs 2 replicas with 4 GPUs and 1 core each on big, small, and there is room for 1; "

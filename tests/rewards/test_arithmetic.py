@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.rewards.graders.countdown import ArithmeticFault, Evaluated, evaluate
+from swift_r1.rewards.graders.countdown import ArithmeticFault, ExpressionValue, evaluate
 
 Tree = int | tuple  # a number, ("-", tree), or (operator, left, right)
 
@@ -54,7 +54,7 @@ def written(tree: Tree, needs: int, blank: str) -> str:
 def test_agrees_with_the_tree(tree: Tree, blank: str) -> None:
     text = written(tree, 0, blank)
     try:
-        expected = Evaluated(value(tree), numbers(tree))
+        expected = ExpressionValue(value(tree), numbers(tree))
     except ZeroDivisionError:
         with pytest.raises(ArithmeticFault, match="division by zero"):
             evaluate(text)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from swift_r1.rewards import orms
-from swift_r1.rewards.code import Code
+from swift_r1.rewards.code import CodeReward
 from swift_r1.workers.sandbox import box
 from swift_r1.workers.sandbox.box import Run, Sandbox, SandboxError
 
@@ -38,13 +38,13 @@ def scripts(*pairs: tuple[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def code(allows_sandbox: None) -> Iterator[Code]:
-    reward = Code(SimpleNamespace(reward_timeout=5.0, reward_memory_limit=0.25))
+def code(allows_sandbox: None) -> Iterator[CodeReward]:
+    reward = CodeReward(SimpleNamespace(reward_timeout=5.0, reward_memory_limit=0.25))
     yield reward
     reward.sandbox.close()
 
 
-def test_the_reward_is_the_share_of_tests_passed(code: Code) -> None:
+def test_the_reward_is_the_share_of_tests_passed(code: CodeReward) -> None:
     tests = scripts(("1 2", "3"), ("2 2", "4"), ("0 5", "5"), ("1 1", "2"))
     texts = [
         fenced("print(sum(map(int, input().split())))"),
@@ -59,7 +59,7 @@ def test_the_reward_is_the_share_of_tests_passed(code: Code) -> None:
     binary.sandbox.close()
 
 
-def test_functions_are_called_as_public_sets_do(code: Code) -> None:
+def test_functions_are_called_as_public_sets_do(code: CodeReward) -> None:
     tests = {"inputs": [[[3, 1, 2], 2], [[5], 1]], "outputs": [[[1, 2]], [[5]]], "fn_name": "smallest"}
     method = (
         "class Solution:\n    def smallest(self, n: List[int], k: int) -> List[int]:\n        return nsmallest(k, n)"
@@ -75,19 +75,19 @@ def cheats(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("program", cheats("scripts"))
-def test_no_script_gets_a_verdict_by_cheating(program: str, code: Code) -> None:
+def test_no_script_gets_a_verdict_by_cheating(program: str, code: CodeReward) -> None:
     # Some look for what they should print, which is nowhere in there; the pattern does not match itself.
     program = 'import os, re, sys\nLOOK = re.compile("righ[t]-onl[y]-outsid[e]")\n' + program
     assert code([fenced(program)], verification_info=[scripts(("1", HIDDEN), ("1", "42"))]) == [0.0]
 
 
 @pytest.mark.parametrize("program", cheats("functions"))
-def test_no_function_gets_a_verdict_by_cheating(program: str, code: Code) -> None:
+def test_no_function_gets_a_verdict_by_cheating(program: str, code: CodeReward) -> None:
     tests = {"test_cases": [{"type": "function_call", "fn_name": "f", "input": [1], "output": [42]}]}
     assert code([fenced(program)], verification_info=[tests]) == [0.0]
 
 
-def test_nothing_leaks_to_the_next_program(code: Code) -> None:
+def test_nothing_leaks_to_the_next_program(code: CodeReward) -> None:
     leave = (
         "import builtins, os, sys, threading, time\nbuiltins.print2 = print\nsys.modules['evil'] = sys\n"
         "os.environ['EVIL'] = '1'\nopen('/tmp/evil', 'w').write('x')\nsys.path.append('/evil')\n"
@@ -102,7 +102,7 @@ def test_nothing_leaks_to_the_next_program(code: Code) -> None:
         assert code([fenced(leave), fenced(look)], verification_info=[scripts(("", "done")), clean]) == [1.0, 1.0]
 
 
-def test_runs_are_reproducible(code: Code) -> None:
+def test_runs_are_reproducible(code: CodeReward) -> None:
     run = Run("import random; print(random.random(), hash('a'), {*'random order'})")
     first = code.sandbox.run(run)
     with_another = Sandbox()
@@ -110,30 +110,30 @@ def test_runs_are_reproducible(code: Code) -> None:
     with_another.close()
 
 
-def test_a_program_that_hangs_is_wrong_and_not_late(code: Code) -> None:
+def test_a_program_that_hangs_is_wrong_and_not_late(code: CodeReward) -> None:
     started = time.monotonic()
     tests = scripts(*[("", "1")] * 10)
     assert code([fenced("while True: pass")], verification_info=[tests]) == [0.0]
     assert time.monotonic() - started < 20.0  # 4 s for all ten together; 40 s for one after another
 
 
-def test_processor_time_ends_a_program_before_wall_time_does(code: Code) -> None:
+def test_processor_time_ends_a_program_before_wall_time_does(code: CodeReward) -> None:
     assert code.sandbox.run(Run("while True: pass", seconds=60, cpu_seconds=1)).status == -9
 
 
-def test_memory_is_limited_by_the_flag(code: Code) -> None:
+def test_memory_is_limited_by_the_flag(code: CodeReward) -> None:
     tests = scripts(("", "1"))
     small, large = fenced("x = bytearray(100 << 20)\nprint(1)"), fenced("x = bytearray(300 << 20)\nprint(1)")
     assert code([small, large], verification_info=[tests] * 2) == [1.0, 0.0]
 
 
-def test_rows_without_tests_get_no_opinion(code: Code) -> None:
+def test_rows_without_tests_get_no_opinion(code: CodeReward) -> None:
     assert code([fenced("1")], verification_info=[None], input_output=[None]) == [None]
     with pytest.raises(ValueError, match="no column verification_info or input_output"):
         code([fenced("1")], solution=["1"])
 
 
-def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> None:
+def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: CodeReward) -> None:
     [first] = psutil.Process(code.sandbox._process.pid).children()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(code, [fenced("while True: pass")], verification_info=[scripts(("", "1"))])
@@ -147,7 +147,7 @@ def test_a_sandbox_that_is_killed_is_no_verdict_and_comes_back(code: Code) -> No
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"sta', b'{"status": 0, "size": 3}\n12', b'{"error": "no room"}\n'])
-def test_half_an_answer_is_no_verdict(answer: bytes, code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_answer_is_no_verdict(answer: bytes, code: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, theirs = socket.socketpair()
 
     def keep() -> None:

@@ -20,7 +20,7 @@ from swift_r1.launch.checks.reward_models import reward_model_faults
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import NotHere
 from swift_r1.plugins.protocol import RequestConfig
-from swift_r1.rewards.batch import Answer, Call, RewardCaller
+from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller
 from swift_r1.rewards.types import ItemOutcome, RewardBatch, RewardColumn
 from swift_r1.rollout.reward_models import FunctionsAndModels, ModelReward, rewards_and_models
 from swift_r1.rollout.rm_plugins import GenRMPlugin, RewardTemplate, TransformersEngine
@@ -107,12 +107,14 @@ class Slow(RewardCaller):
 
     def wait_ready(self) -> None: ...
 
-    def run(self, calls: Sequence[Call], state: Any, deadline: float, submitted: Any = ()) -> Iterator[Answer]:
+    def run(
+        self, calls: Sequence[RewardCall], state: Any, deadline: float, submitted: Any = ()
+    ) -> Iterator[RewardAnswer]:
         self.deadlines.append(deadline)
         for call in calls:
             time.sleep(0.1)
             failure = ItemOutcome(failure="no", isolate=True)
-            yield Answer(call, [failure] * len(call.items), 0.1)
+            yield RewardAnswer(call, [failure] * len(call.items), 0.1)
 
 
 def test_the_time_of_models_is_not_that_of_functions() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.lab.view.asking import Question, ServerSource
+from swift_r1.lab.view.asking import PageQuestion, ServerSource
 from swift_r1.wire.client import RolloutClient
 from tests.conftest import free_port, until
 from tests.rollout.conftest import push_weights
@@ -24,7 +24,7 @@ def test_answers_and_alternatives_are_the_models(server_url: str, client: Rollou
     push_weights(client, version, [list(model.named_parameters())])
     source = ServerSource(server_url, None)
     for chat in (True, False):
-        answers = asyncio.run(source.ask(Question("count from 7", chat=chat, n=2, max_tokens=9)))
+        answers = asyncio.run(source.ask(PageQuestion("count from 7", chat=chat, n=2, max_tokens=9)))
         assert source.name == f"the server at {server_url}, weight version {version}"
         assert len(answers) == 2
         for one in answers:
@@ -40,11 +40,11 @@ def test_answers_and_alternatives_are_the_models(server_url: str, client: Rollou
 def test_what_cannot_be_answered_is_one_line(server_url: str) -> None:
     source = ServerSource(server_url, None)
     with pytest.raises(RunFailed, match=r"refuses: .*too long: .*new tokens, max_model_len") as long:
-        asyncio.run(source.ask(Question("x", max_tokens=100_000)))
+        asyncio.run(source.ask(PageQuestion("x", max_tokens=100_000)))
     assert "\n" not in str(long.value)
     nobody = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServerUnreachable, match="gave no answer within"):
-        asyncio.run(ServerSource(nobody, None).ask(Question("x")))
+        asyncio.run(ServerSource(nobody, None).ask(PageQuestion("x")))
 
 
 def test_a_question_that_is_taken_back_ends_the_work(server_url: str) -> None:
@@ -54,7 +54,7 @@ def test_a_question_that_is_taken_back_ends_the_work(server_url: str) -> None:
 
     async def ask_and_stop() -> None:
         while True:  # a random model may have ended its answers before anybody looks
-            work = asyncio.ensure_future(ServerSource(server_url, None).ask(Question("x", n=16, max_tokens=900)))
+            work = asyncio.ensure_future(ServerSource(server_url, None).ask(PageQuestion("x", n=16, max_tokens=900)))
             await asyncio.to_thread(until, lambda task=work: task.done() or running())
             if work.cancel():
                 break

@@ -12,8 +12,8 @@ import pytest
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import collected
-from swift_r1.serving.sessions.calls import Asked, Call
-from swift_r1.serving.sessions.gateway import Attempt, Gateway, Reader, Work
+from swift_r1.serving.sessions.calls import Asked, ModelCall
+from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
 from swift_r1.serving.sessions.history import text_of
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.serving.sessions.store import SessionStore
@@ -78,7 +78,7 @@ def call(
     says: str = "yes",
     tools: Any = (),
     more: dict[str, Any] | None = None,
-) -> Call:
+) -> ModelCall:
     """A call that the model answers with `says` and its end token."""
     done, _ = state.begin(Asked(messages, tools), Letters())
     done.sampling = SamplingParams(max_tokens=50)
@@ -305,7 +305,7 @@ def asking(
     seen: list[RolloutRequest],
     retried: bool = False,
     **given: Any,
-) -> Reader:
+) -> AnswerStream:
     def request(prompt: tuple[int, ...]) -> RolloutRequest:
         return RolloutRequest(request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50))
 
@@ -413,7 +413,7 @@ def test_whatever_an_agent_sends_each_token_is_trained_once_behind_what_the_mode
     draw = random.Random(seed)
     state = opened(seed=1 if seed % 2 else None)
     histories: list[list[dict[str, Any]]] = [[A], [S, B]]
-    running: list[tuple[Call, list[int], list[dict[str, Any]]]] = []
+    running: list[tuple[ModelCall, list[int], list[dict[str, Any]]]] = []
     read: dict[int, list[int]] = {}
     wrote: dict[int, list[int]] = {}
     for step in range(60):

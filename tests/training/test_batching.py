@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.training.batching import collate, round_batch
-from swift_r1.training.micro_batches import Form, Lengths, plan_micro_batches
+from swift_r1.training.micro_batches import Form, RowLengths, plan_micro_batches
 
 
 def ragged(lengths, prompt_lengths):
@@ -31,7 +31,7 @@ def steps(draw):
     completions = draw(st.lists(st.integers(1, 40), min_size=groups * size, max_size=groups * size))
     numbers = [i // size for i in range(groups * size)]
     silent = draw(st.lists(st.booleans(), min_size=groups, max_size=groups))
-    return world, Lengths(prompts, completions, numbers, draw(st.sampled_from([[], [silent[i] for i in numbers]])))
+    return world, RowLengths(prompts, completions, numbers, draw(st.sampled_from([[], [silent[i] for i in numbers]])))
 
 
 @settings(max_examples=200, deadline=None)
@@ -58,7 +58,7 @@ def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
 
 
 def test_similar_lengths_share_a_micro_batch():
-    lengths = Lengths([1] * 8, [1, 9, 2, 8, 1, 9, 2, 8], range(8))
+    lengths = RowLengths([1] * 8, [1, 9, 2, 8, 1, 9, 2, 8], range(8))
     plan = plan_micro_batches(lengths, Form(), world_size=2, budget=20)
     assert [[sorted(lengths.completions[u[0]] for u in units) for units in rank] for rank in plan] == [
         [[8, 9], [1, 2]],
@@ -67,31 +67,31 @@ def test_similar_lengths_share_a_micro_batch():
 
 
 def test_short_completions_fill_up_a_micro_batch():
-    lengths = Lengths([1] * 6, [19, 4, 4, 4, 4, 1], range(6))
+    lengths = RowLengths([1] * 6, [19, 4, 4, 4, 4, 1], range(6))
     (plan,) = plan_micro_batches(lengths, Form(), world_size=1, budget=20)
     assert plan == [[(0,)], [(1,), (2,), (3,), (4,)], [(5,)]]
 
 
 def test_groups_stay_whole_where_ranks_and_budget_allow():
     form = Form(packed=True, shared=True)
-    lengths = Lengths([10] * 8, [5] * 8, [i // 4 for i in range(8)])
+    lengths = RowLengths([10] * 8, [5] * 8, [i // 4 for i in range(8)])
     assert plan_micro_batches(lengths, form, 1, 60) == [[[(0, 1, 2, 3), (4, 5, 6, 7)]]]
     assert plan_micro_batches(lengths, form, 2, 30) == [[[(0, 1, 2, 3)]], [[(4, 5, 6, 7)]]]
     assert plan_micro_batches(lengths, form, 1, 29) == [[[(0, 1)], [(2, 3)], [(4, 5)], [(6, 7)]]]
     assert plan_micro_batches(lengths, form, 4, 60) == [[[(0, 1)]], [[(2, 3)]], [[(4, 5)]], [[(6, 7)]]]
     # A step that begins inside a group.
-    lengths = Lengths([10] * 4, [5] * 4, [0, 1, 1, 1])
+    lengths = RowLengths([10] * 4, [5] * 4, [0, 1, 1, 1])
     assert plan_micro_batches(lengths, form, 1, 60) == [[[(0,), (1,), (2,), (3,)]]]
 
 
 def test_what_does_not_divide_leaves_some_ranks_with_less():
-    lengths = Lengths([1] * 3, [1, 2, 3], range(3))
+    lengths = RowLengths([1] * 3, [1, 2, 3], range(3))
     assert plan_micro_batches(lengths, Form(), 2, 4) == [[[(2,)], []], [[(1,)], [(0,)]]]
     assert plan_micro_batches(lengths, Form(), 4, 10) == [[[(2,)]], [[(1,)]], [[(0,)]], [[]]]
     # Parts of groups that leave the fullest rank the fewest tokens: whole groups of a long prompt, halves, or single
     # completions.
     for prompt, groups, parts in ((10, 2, [1, 1, 0]), (5, 4, [3, 3, 2]), (1, 2, [3, 3, 2])):
-        lengths = Lengths([prompt] * 4 * groups, [5] * 4 * groups, [i // 4 for i in range(4 * groups)])
+        lengths = RowLengths([prompt] * 4 * groups, [5] * 4 * groups, [i // 4 for i in range(4 * groups)])
         plan = plan_micro_batches(lengths, Form(packed=True, shared=True), 3, 60)
         assert [sum(map(len, rank)) for rank in plan] == parts
 

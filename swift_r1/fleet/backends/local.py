@@ -11,7 +11,7 @@ from swift_r1.fleet.options import read_options
 from swift_r1.fleet.run_file import RunFile
 
 
-class LocalEngine:
+class LocalCluster:
     """Its agents are processes of this machine."""
 
     def __init__(self, nodes: Sequence[Node], silence_s: float) -> None:
@@ -27,10 +27,10 @@ class LocalEngine:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def open_engine(run: RunFile, silence_s: float) -> LocalEngine:
+def open_engine(run: RunFile, silence_s: float) -> LocalCluster:
     options = read_options(run, "local", {"nodes": int, "gpus": int, "cpus": int, "python": str})
     names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
     python, folder = options.get("python"), str(Path.cwd())
-    return LocalEngine(
+    return LocalCluster(
         [Node(name, "127.0.0.1", options.get("gpus"), options.get("cpus"), python, folder) for name in names], silence_s
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.backends.local import LocalEngine
+from swift_r1.fleet.backends.local import LocalCluster
 from swift_r1.fleet.engine import AgentPipe, Node, agent_words
 from swift_r1.fleet.options import hosts_faults, read_options
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile
@@ -196,14 +196,14 @@ def open_engine(run: RunFile, silence_s: float) -> RayEngine:
     return RayEngine(group, bundles, options.get("python", sys.executable), silence_s)
 
 
-def planned(run: RunFile, silence_s: float) -> LocalEngine:
+def planned(run: RunFile, silence_s: float) -> LocalCluster:
     """The bundles, on whichever nodes Ray will place them."""
     python, folder = _options(run).get("python", sys.executable), str(Path.cwd())
     nodes = [
         Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
         for number, one in enumerate(bundles_of(run))
     ]
-    return LocalEngine(nodes, silence_s)
+    return LocalCluster(nodes, silence_s)
 
 
 def _options(run: RunFile) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _AT_WORK = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZ
 
 
 @dataclass(frozen=True)
-class Group:
+class JobComponent:
     """Nodes of one component of the job; `number` is None where there is only one."""
 
     number: int | None
@@ -38,7 +38,7 @@ class Group:
 class SlurmEngine:
     """The nodes of the job that this process runs in."""
 
-    def __init__(self, groups: Sequence[Group], python: str, silence_s: float) -> None:
+    def __init__(self, groups: Sequence[JobComponent], python: str, silence_s: float) -> None:
         self._python, self._silence_s = python, silence_s
         self._places = {
             f"{host}+{group.number}" if group.number else host: (host, group)
@@ -83,12 +83,12 @@ def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
         raise UsageError("there is no SLURM_JOB_NODELIST: this is not the inside of a Slurm job")
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     if not count:
-        return SlurmEngine([Group(None, tuple(_hostnames(nodes)))], python, silence_s)
+        return SlurmEngine([JobComponent(None, tuple(_hostnames(nodes)))], python, silence_s)
     if count != len(parts):
         raise UsageError(f"this job has {count} components, and {run.path} asks for {len(parts)}")
     lists = [os.environ[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] for number in range(count)]
     groups = [
-        Group(number, tuple(_hostnames(one)), part.roles)
+        JobComponent(number, tuple(_hostnames(one)), part.roles)
         for number, (one, part) in enumerate(zip(lists, parts, strict=True))
     ]
     return SlurmEngine(groups, python, silence_s)

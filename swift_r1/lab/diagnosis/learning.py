@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from swift_r1.lab.diagnosis.past import Change, Past, Sign, detector
+from swift_r1.lab.diagnosis.past import MetricChange, Past, Sign, detector
 
 SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
@@ -126,7 +126,7 @@ def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
             continue
         some = 5 * past.round
         then, now = (past.values("reward", end - some, max(end, some)) for end in (best.step, found[-1].step))
-        if then and now and (change := Change(then, now)).rise > 0:
+        if then and now and (change := MetricChange(then, now)).rise > 0:
             return Sign(
                 f"{benchmark} fell from {best.value:.3f} at step {best.step} to {found[-1].value:.3f} at step "
                 f"{found[-1].step}, while the reward rose from {fmean(change.early):.3g} to {fmean(change.late):.3g}",

@@ -22,7 +22,7 @@ class Sign(NamedTuple):
     advice: str
 
 
-class Change(NamedTuple):
+class MetricChange(NamedTuple):
     """A metric's values at the beginning of a run, and its last ones; one at least of each."""
 
     early: Sequence[float]
@@ -98,14 +98,14 @@ class Past:
         """A metric's known values of the first rounds, or of the first line."""
         return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
 
-    def change(self, name: str, rounds: int) -> Change | None:
+    def change(self, name: str, rounds: int) -> MetricChange | None:
         """From the first rounds to the last `rounds`; None where they overlap, or it is not known."""
         steps = self.log.get(name).steps
         begin = self.log.last_step - rounds * self.round
         if not steps or begin < max(FIRST * self.round, steps[0]):
             return None
         early, late = self.first(name), self.last(name, rounds)
-        return Change(early, late) if early and late else None
+        return MetricChange(early, late) if early and late else None
 
 
 Look = Callable[[Past, int], Sign | None]

@@ -30,7 +30,7 @@ _MOST_ROWS = 20_000  # of completions.jsonl
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class AverageLengths:
     """Tokens of a prompt and of a completion, on average, and ascending quantiles of the completions'."""
 
     prompt: float
@@ -50,7 +50,7 @@ def with_cores(chip: Chip, cores: float) -> Chip:
     return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
 
 
-def round_of(args: RlhfArguments, lengths: Lengths) -> Round:
+def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
     """The work of a round of resolved arguments."""
     prompt, completion = lengths.prompt, lengths.completion
     completions = int(args.generation_batch_size or args.completions_per_step)
@@ -87,13 +87,13 @@ def job_of(
     world_size: int,
     chip: Chip,
     use: Efficiency,
-    lengths: Lengths | None = None,
+    lengths: AverageLengths | None = None,
     run_file: RunFile | None = None,
 ) -> Job:
     """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
-    known = lengths or Lengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
+    known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
     completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
-    known = Lengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
+    known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
     model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
@@ -210,25 +210,25 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     return job, replace(layout, replicas=max(1, round(fmean(servers)))) if servers else layout
 
 
-def _recorded_lengths(folder: Path, args: RlhfArguments) -> Lengths:
+def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
     """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
     prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
     lines = recorded_lines(folder)
     completion = fmean(line["completions/mean_length"] for line in lines)
-    once = round_of(args, Lengths(1.0, completion))
+    once = round_of(args, AverageLengths(1.0, completion))
     computed = fmean(line["tokens_computed"] for line in lines) * once.updates / once.iterations
     more = max(0.0, computed - once.generated_tokens)
     per_group, per_completion = max(1.0, more / once.prompts), max(1.0, more / once.completions)
     rows = _rows(folder / "completions.jsonl")
     if not rows:
-        shared = round_of(args, Lengths(per_group, completion)).shares_prompts
-        return Lengths(per_group if shared else per_completion, completion)
+        shared = round_of(args, AverageLengths(per_group, completion)).shares_prompts
+        return AverageLengths(per_group if shared else per_completion, completion)
     written = sum(len(str(row["completion"])) for row in rows) / max(1, sum(row["tokens"] for row in rows))
     by_text = fmean(len(str(row["prompt"])) for row in rows) / max(written, 1e-3)
     prompt = min((per_group, per_completion), key=lambda one: abs(one - by_text))
     ends = sorted(float(row["tokens"]) for row in rows)
     quantiles = tuple(ends[(2 * index + 1) * len(ends) // (2 * QUANTILES)] for index in range(QUANTILES))
-    return Lengths(prompt, completion, quantiles)
+    return AverageLengths(prompt, completion, quantiles)
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

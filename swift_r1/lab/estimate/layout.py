@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.phases import (
-    Server,
-    Trainer,
+    ServerRoofline,
+    TrainerRoofline,
     at_once,
     decode_seconds,
     generate_seconds,
@@ -38,7 +38,7 @@ JUDGE_TOKENS = 256.0  # of a judge's answer
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who is where. `stage` as in `Trainer`; `replicas` are the trainer's own engines unless `mode` is server."""
+    """Says who is where. `stage` is ZeRO's; `replicas` are the trainer's own engines unless `mode` is server."""
 
     ranks: int
     stage: int | None
@@ -121,7 +121,9 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
     return Estimate(layout, phases, step, overlapped, tuple(memory), sent, running, tuple(faults))
 
 
-def _seconds(job: Job, layout: Layout, trainer: Trainer, server: Server) -> tuple[dict[str, float], float, bool]:
+def _seconds(
+    job: Job, layout: Layout, trainer: TrainerRoofline, server: ServerRoofline
+) -> tuple[dict[str, float], float, bool]:
     args, round_, use = job.args, job.round, job.use
     ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.taking_turns
     chip = job.engine if layout.mode == "server" else job.chip
@@ -162,7 +164,7 @@ def _whole(phases: Mapping[str, float], ahead: bool) -> tuple[float, bool]:
 
 
 @lru_cache(maxsize=4096)
-def _generate(job: Job, chip: Chip, replicas: int, server: Server, overlapped: bool) -> float:
+def _generate(job: Job, chip: Chip, replicas: int, server: ServerRoofline, overlapped: bool) -> float:
     return generate_seconds(job.model, chip, server, job.use, job.round, replicas, overlapped=overlapped)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from swift_r1.lab.estimate.chips import Chip
-from swift_r1.lab.estimate.job import Lengths, assumed, of_run, recorded_lines
+from swift_r1.lab.estimate.job import AverageLengths, assumed, of_run, recorded_lines
 from swift_r1.lab.estimate.layout import estimate_layout
 from swift_r1.lab.estimate.work import Efficiency
 
@@ -44,7 +44,7 @@ def read_measured(folder: Path, chip: Chip, of: Callable[[Iterable[float]], floa
     )
 
 
-def lengths_of(folder: Path, chip: Chip) -> Lengths:
+def lengths_of(folder: Path, chip: Chip) -> AverageLengths:
     """Of the run's prompts and completions. Raises as `of_run`."""
     job, _ = of_run(folder, chip, assumed(chip))
-    return Lengths(job.round.prompt_tokens, job.round.completion_tokens, job.round.recorded)
+    return AverageLengths(job.round.prompt_tokens, job.round.completion_tokens, job.round.recorded)

@@ -10,7 +10,7 @@ from swift_r1.lab.estimate.work import Efficiency, Round, alive
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerRoofline:
     """One replica: `tensor_parallel` devices that hold one copy of the model.
 
     Attributes:
@@ -34,14 +34,16 @@ def reached(model: Model, chip: Chip, use: Efficiency, share: float) -> float:
     return chip.flops * share * (use.sparse if model.is_sparse else 1.0)
 
 
-def at_once(server: Server, round_: Round) -> float:
+def at_once(server: ServerRoofline, round_: Round) -> float:
     """Completions that a replica can decode together: each takes room for its prompt and, on average over its life,
     half of its tokens; a group's prompt is kept once."""
     tokens = round_.prompt_tokens / round_.group + round_.completion_tokens / 2
     return max(1.0, min(float(server.most), server.cache_tokens / tokens))
 
 
-def decode_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, batch: float, context: float) -> float:
+def decode_seconds(
+    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, batch: float, context: float
+) -> float:
     """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
     what every step takes, and two exchanges a layer between tensor-parallel devices."""
     devices, layers = server.tensor_parallel, model.shape.layers
@@ -52,7 +54,7 @@ def decode_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, ba
     return max(from_memory, computed) + layers * use.layer_seconds + exchange_seconds(model, chip, server, use, batch)
 
 
-def exchange_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, tokens: float) -> float:
+def exchange_seconds(model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, tokens: float) -> float:
     """The two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden states, over the slowest
     link."""
     devices = server.tensor_parallel
@@ -63,7 +65,9 @@ def exchange_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, 
     return 2 * model.shape.layers * (use.link_seconds + sent / (link * use.network))
 
 
-def prefill_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, prompts: float, tokens: float) -> float:
+def prefill_seconds(
+    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, prompts: float, tokens: float
+) -> float:
     """Prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
     flops = model.forward_flops(prompts * tokens, prompts, tokens / 2)
     seconds = flops / (server.tensor_parallel * reached(model, chip, use, use.forward))
@@ -71,7 +75,14 @@ def prefill_seconds(model: Model, chip: Chip, server: Server, use: Efficiency, p
 
 
 def generate_seconds(
-    model: Model, chip: Chip, server: Server, use: Efficiency, round_: Round, replicas: int, *, overlapped: bool = False
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    round_: Round,
+    replicas: int,
+    *,
+    overlapped: bool = False,
 ) -> float:
     """A round on `replicas` replicas.
 
@@ -98,7 +109,7 @@ def generate_seconds(
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class TrainerRoofline:
     """The processes that train.
 
     Attributes:
@@ -127,14 +138,14 @@ def training_flops(model: Model, round_: Round, recomputes: bool) -> float:
     return forward * (4 if recomputes else 3)
 
 
-def bus(chip: Chip, trainer: Trainer, use: Efficiency) -> float:
+def bus(chip: Chip, trainer: TrainerRoofline, use: Efficiency) -> float:
     """Bytes/s per rank of a collective over all of them: between machines all devices of a machine send at once."""
     if trainer.ranks <= trainer.per_node:
         return chip.intra_node * use.network
     return min(chip.intra_node, chip.inter_node * trainer.per_node) * use.network
 
 
-def exchanged_bytes(model: Model, trainer: Trainer) -> float:
+def exchanged_bytes(model: Model, trainer: TrainerRoofline) -> float:
     """Of one rank in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their size); ZeRO-2: their
     scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward of each micro-batch,
     and the gradients' scatter."""
@@ -148,14 +159,14 @@ def exchanged_bytes(model: Model, trainer: Trainer) -> float:
     return share * 2 * trainer.trained
 
 
-def logprob_seconds(model: Model, chip: Chip, trainer: Trainer, use: Efficiency, round_: Round) -> float:
+def logprob_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
     """The passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
     flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
 
 
-def train_seconds(model: Model, chip: Chip, trainer: Trainer, use: Efficiency, round_: Round) -> float:
+def train_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
     """All optimizer steps of a round. Ranks exchange while they compute, so that the slower of both counts, and a share
     of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
     computed = training_flops(model, round_, trainer.recomputes) * round_.iterations

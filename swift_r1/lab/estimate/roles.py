@@ -10,7 +10,7 @@ from typing import Literal
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.model import Model
-from swift_r1.lab.estimate.phases import Server, Trainer, at_once
+from swift_r1.lab.estimate.phases import ServerRoofline, TrainerRoofline, at_once
 from swift_r1.lab.estimate.work import Efficiency, Round
 from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numbers, zero_of
@@ -106,13 +106,13 @@ class RoleMemory:
 
 
 @lru_cache(maxsize=4096)
-def trainer_of(job: Job, ranks: int, stage: int | None) -> Trainer:
+def trainer_of(job: Job, ranks: int, stage: int | None) -> TrainerRoofline:
     """The processes that train, with micro-batches as the flags make them on so many ranks."""
     own = max(1, -(-job.updated // ranks))  # completions of a rank in a step
     micro = min(job.args.per_device_train_batch_size, own)
     passes = int(job.round.updates > 1 or job.args.kl_in_reward or job.critic is not None)
     passes += job.args.wants_reference + (job.args.teacher_path is not None)
-    return Trainer(
+    return TrainerRoofline(
         ranks=ranks,
         per_node=job.per_node,
         stage=stage,
@@ -158,17 +158,17 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
     )
 
 
-def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> Server:
+def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> ServerRoofline:
     """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
     own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
         tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
-        return Server(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
+        return ServerRoofline(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
     return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
 
 
-def other_server(job: Job, role: ServerRole) -> Server:
+def other_server(job: Job, role: ServerRole) -> ServerRoofline:
     """A replica of a judge or teacher."""
     room = job.chip.memory * job.share
     return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
@@ -176,13 +176,13 @@ def other_server(job: Job, role: ServerRole) -> Server:
 
 def _server(
     job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
-) -> Server:
+) -> ServerRoofline:
     left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
-    return Server(devices, width, cache_width, tokens, job.most, job.per_node)
+    return ServerRoofline(devices, width, cache_width, tokens, job.most, job.per_node)
 
 
-def replica_memory(job: Job, server: Server) -> RoleMemory:
+def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
     """Of one device of a rollout replica."""
     batch = at_once(server, job.round)
     most = f", at most {server.most} (--vllm_max_num_seqs)" if batch >= server.most else ""
@@ -197,7 +197,7 @@ def other_memory(job: Job, role: ServerRole) -> RoleMemory:
     return RoleMemory(role.name, _parts(job, role.model, server), room)
 
 
-def _parts(job: Job, model: Model, server: Server) -> dict[str, float]:
+def _parts(job: Job, model: Model, server: ServerRoofline) -> dict[str, float]:
     weights = model.total * server.width / server.tensor_parallel
     cache = server.cache_tokens * model.kv_numbers * server.cache_width / server.tensor_parallel
     return {"weights": weights, "keys and values": cache} | ({"engine": job.engine_bytes} if job.engine_bytes else {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swift_r1.lab.estimate.chips import Chip
-from swift_r1.lab.estimate.phases import Trainer, bus
+from swift_r1.lab.estimate.phases import TrainerRoofline, bus
 from swift_r1.lab.estimate.work import Efficiency, Round
 from swift_r1.sync.tree import levels_of
 
@@ -35,7 +35,7 @@ def push_seconds(
     numbers: float,
     width: float,
     chip: Chip,
-    trainer: Trainer,
+    trainer: TrainerRoofline,
     use: Efficiency,
     servers: int,
     devices: int,

@@ -11,7 +11,7 @@ import httpx
 from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.lab.evaluation.endpoint import EndpointEngine, http_options
-from swift_r1.lab.evaluation.engine import EvalEngine, LocalEngine
+from swift_r1.lab.evaluation.engine import EvalEngine, InProcessEngine
 from swift_r1.lab.evaluation.server import OwnServerEngine, ServerEngine
 from swift_r1.wire.client import RolloutClient, other_key
 
@@ -24,7 +24,7 @@ def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
     tokenizer for it; ServerUnreachable: no server or endpoint within `--vllm_server_timeout`."""
     if not args.is_url:
         local = args.infer_backend == "transformers"
-        return LocalEngine(args) if local else OwnServerEngine(args, folder / "server.log")
+        return InProcessEngine(args) if local else OwnServerEngine(args, folder / "server.log")
     if args.endpoint in ("auto", "rollouts"):
         if _is_rollout_server(args):
             return _rollout_server(args)

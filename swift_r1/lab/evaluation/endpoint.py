@@ -19,7 +19,7 @@ import httpx
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.server import LOOPBACK
-from swift_r1.lab.evaluation.engine import EvalEngine, OnWritten, Question, Written
+from swift_r1.lab.evaluation.engine import BenchmarkQuestion, EvalEngine, OnWritten, Written
 from swift_r1.training.evaluation.questions import evaluation_seeds
 from swift_r1.wire.client import other_key
 
@@ -62,7 +62,7 @@ class EndpointEngine(EvalEngine):
         self._model = self._chosen(asyncio.run(self._models()))
         self.facts = {"engine": "openai", "endpoint": self._path.removeprefix("/v1/"), "served_model": self._model}
 
-    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """All questions, `--max_concurrent_requests` at a time, in their order. Raises RunFailed: the endpoint refuses
         a request, or answers with something else; ServerUnreachable: nothing was answered for `--vllm_server_timeout`
         seconds."""
@@ -75,15 +75,15 @@ class EndpointEngine(EvalEngine):
                 first = first.exceptions[0]
             raise first from None
 
-    async def _generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    async def _generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         slots = asyncio.Semaphore(self._args.max_concurrent_requests)
         async with httpx.AsyncClient(**self._options) as http, asyncio.TaskGroup() as group:
 
-            async def one(question: Question, seed: int) -> Written:
+            async def one(question: BenchmarkQuestion, seed: int) -> Written:
                 async with slots:
                     return await self._complete(http, question, seed)
 
-            async def whole(question: Question) -> None:
+            async def whole(question: BenchmarkQuestion) -> None:
                 seeds = evaluation_seeds(self._args.seed, question.prompt.prompt_id, question.task.num_generations)
                 on_written(question, await asyncio.gather(*(one(question, seed) for seed in seeds)))
 
@@ -91,7 +91,7 @@ class EndpointEngine(EvalEngine):
             for question in questions:
                 group.create_task(whole(question))
 
-    async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int) -> Written:
+    async def _complete(self, http: httpx.AsyncClient, question: BenchmarkQuestion, seed: int) -> Written:
         what = question.prompt.prompt_id
         while True:
             body = self._body(question, seed)
@@ -105,7 +105,7 @@ class EndpointEngine(EvalEngine):
             elif not self._adapts(body, response):
                 raise RunFailed(f"{self._args.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
 
-    def _body(self, question: Question, seed: int) -> dict[str, Any]:
+    def _body(self, question: BenchmarkQuestion, seed: int) -> dict[str, Any]:
         task, prompt = question.task, question.prompt
         body: dict[str, Any] = {
             "model": self._model,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.prompts import Prompt
 from swift_r1.flags.adapters import adapters_base
-from swift_r1.flags.eval_tasks import Task
+from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.training.evaluation.questions import evaluation_seeds
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -23,10 +23,10 @@ _OWN_FILES = frozenset((".safetensors", ".bin", ".json", ".model", ".jinja", ".t
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchmarkQuestion:
     """A prompt, which is asked `task.num_generations` times."""
 
-    task: Task
+    task: EvalTask
     prompt: Prompt
 
     @property
@@ -44,7 +44,7 @@ class Written:
     weight_version: int | None = None
 
 
-OnWritten = Callable[[Question, Sequence[Written]], None]
+OnWritten = Callable[[BenchmarkQuestion, Sequence[Written]], None]
 """Given all completions of a question, in the order of their seeds; called from the thread that generates."""
 
 
@@ -58,7 +58,7 @@ class EvalEngine:
     def start(self) -> None:
         """Loads what has to be loaded, or raises SwiftError; not called where nothing is left to write."""
 
-    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """Completions of all questions, each question's as soon as all of them are there. Raises SwiftError: one
         failed; those of other questions were handed over."""
         raise NotImplementedError
@@ -67,7 +67,7 @@ class EvalEngine:
 
 
 def rollout_request(
-    question: Question, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
+    question: BenchmarkQuestion, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
     task, end = question.task, question.prompt.turn_end
@@ -120,7 +120,7 @@ def config_of(args: EvalArguments) -> tuple[str, int | None]:
     return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-class LocalEngine(EvalEngine):
+class InProcessEngine(EvalEngine):
     """A model folder through transformers in this process, the engine of training without a server."""
 
     def __init__(self, args: EvalArguments) -> None:
@@ -146,10 +146,10 @@ class LocalEngine(EvalEngine):
         self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
         check_engine(self._engine)
 
-    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """In order, as many questions of one task at once as the batch size holds."""
         assert self._engine is not None
-        parts: list[list[Question]] = []
+        parts: list[list[BenchmarkQuestion]] = []
         for one in questions:
             size = max(1, self._args.per_device_eval_batch_size // one.task.num_generations)
             if not parts or parts[-1][0].task != one.task or len(parts[-1]) == size:
@@ -158,7 +158,7 @@ class LocalEngine(EvalEngine):
         for part in parts:
             requests = [rollout_request(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
 
-            def ended(number: int, output: RolloutOutput, part: Sequence[Question] = part) -> None:
+            def ended(number: int, output: RolloutOutput, part: Sequence[BenchmarkQuestion] = part) -> None:
                 on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))
 
             self._engine.generate(requests, 0, on_output=ended)

@@ -17,7 +17,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.lab.evaluation.choose import open_engine
-from swift_r1.lab.evaluation.engine import EvalEngine, Question, Written, model_sha256
+from swift_r1.lab.evaluation.engine import BenchmarkQuestion, EvalEngine, Written, model_sha256
 from swift_r1.lab.evaluation.report import report, results_table
 from swift_r1.lab.evaluation.store import REPORT, CompletionRow, CompletionStore, open_settings, write_whole
 from swift_r1.plugins import load_plugins
@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
 _LINE_EVERY_S = 60.0
 _TRAINER_STATE = {"global_step": 0, "max_steps": 0}
 
-_Answered = tuple[Question, Sequence[Written]]
+_Answered = tuple[BenchmarkQuestion, Sequence[Written]]
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
         engine = open_engine(args, folder)
         cleanup.callback(engine.close)
         questions = [
-            Question(one.task, prompt)
+            BenchmarkQuestion(one.task, prompt)
             for one in sets
             for prompt in prompts_of(one, engine.tokenizer, engine.max_model_length)
         ]
@@ -81,7 +81,11 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
 
 
 def _answer(
-    args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: CompletionStore, cleanup: ExitStack
+    args: EvalArguments,
+    engine: EvalEngine,
+    questions: Sequence[BenchmarkQuestion],
+    store: CompletionStore,
+    cleanup: ExitStack,
 ) -> None:
     """Generates and grades what the store lacks; what was done before a failure is written down."""
     total = sum(question.task.num_generations for question in questions)
@@ -109,7 +113,7 @@ def _answer(
         raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
 
 
-def _generated(engine: EvalEngine, questions: Sequence[Question]) -> Iterator[list[_Answered]]:
+def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> Iterator[list[_Answered]]:
     """What the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
@@ -162,14 +166,14 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
 
 
 def _grade(
-    rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
-) -> list[tuple[Question, list[CompletionRow]]]:
+    rewards: RewardCaller, answered: Sequence[tuple[BenchmarkQuestion, Sequence[Written]]]
+) -> list[tuple[BenchmarkQuestion, list[CompletionRow]]]:
     """The rows of all completions, question by question; RunFailed where a reward could not judge one of them."""
     answered = [  # with `--response_prefix`, as rewards see completions in training
         (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
         for question, written in answered
     ]
-    graded: list[tuple[Question, list[CompletionRow]]] = []
+    graded: list[tuple[BenchmarkQuestion, list[CompletionRow]]] = []
     for task in dict.fromkeys(question.task for question, _ in answered):
         own = [one for one in answered if one[0].task == task]
         assert task.reward is not None
@@ -192,7 +196,7 @@ def _grade(
     return graded
 
 
-def _row(question: Question, index: int, written: Written, reward: float | None) -> CompletionRow:
+def _row(question: BenchmarkQuestion, index: int, written: Written, reward: float | None) -> CompletionRow:
     task, prompt = question.task, question.prompt
     rule = RULES.get(task.reward or "")
     return {
@@ -211,7 +215,7 @@ def _row(question: Question, index: int, written: Written, reward: float | None)
     }
 
 
-def _reward_batch(question: Question, written: Sequence[Written]) -> RewardBatch:
+def _reward_batch(question: BenchmarkQuestion, written: Sequence[Written]) -> RewardBatch:
     prompt, count = question.prompt, len(written)
     texts = [one.text for one in written]
     return reward_batch(

@@ -23,7 +23,14 @@ from swift_r1.flags.engine import changed_flags
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import as_words
 from swift_r1.lab.evaluation import ADDED_VARIABLE
-from swift_r1.lab.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
+from swift_r1.lab.evaluation.engine import (
+    BenchmarkQuestion,
+    EvalEngine,
+    OnWritten,
+    config_of,
+    rollout_request,
+    written_of,
+)
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import end_with_parent, last_line
 from swift_r1.wire.client import RolloutClient
@@ -59,7 +66,7 @@ class ServerEngine(EvalEngine):
             "weight_version": info.weight_version,
         }
 
-    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """All at once; the server orders them. A server that is lost is waited for and asked again for what is missing.
         Raises ServerUnreachable: it did not come back; RunFailed: it refused a question, or came back as another one.
         """
@@ -130,7 +137,7 @@ class OwnServerEngine(EvalEngine):
             client.close()
         raise RunFailed(f"no port was free for the vLLM server in {_START_TRIES} tries")
 
-    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+    def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         assert self._engine is not None and self._process is not None
         try:
             self._engine.generate(questions, on_written)

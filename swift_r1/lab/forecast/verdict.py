@@ -30,7 +30,7 @@ Level = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Improvement:
     """What would help, and what says so."""
 
     kind: str
@@ -42,7 +42,7 @@ class Change:
 class Verdict:
     level: Level
     text: str
-    changes: tuple[Change, ...]  # the most helpful first
+    changes: tuple[Improvement, ...]  # the most helpful first
 
 
 def percent(share: float) -> str:
@@ -95,19 +95,19 @@ def level_of(found: Outlook) -> Level:
     return "hardly anything to learn from" if own < LITTLE or found.silent_steps > IDLE_STEPS else "learnable"
 
 
-def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Change]:
+def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Improvement]:
     """The most helpful first: what would stop the run, what makes rewards blind, what makes them rare, what is only
     slow."""
     for one in found.rewards:
         if one.invalid > args.max_invalid_reward_ratio:
-            yield Change(
+            yield Improvement(
                 "invalid",
                 f"{one.name} is invalid on {percent(one.invalid)} of the completions: {one.cause}",
                 "mend it, or the run is stopped (--max_invalid_reward_ratio); `swift check` tries it too",
             )
     if found.truncated.value >= MANY:
         passing = "" if found.passes_ended is None else f"; of those that ended {percent(found.passes_ended)} pass"
-        yield Change(
+        yield Improvement(
             "truncated",
             f"{percent(found.truncated.value)} of the completions are cut off at {args.max_completion_length} tokens"
             + passing,
@@ -117,7 +117,7 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
     if level != "learned already":
         yield from _about_the_task(found)
     if found.passes.value >= DONE:
-        yield Change(
+        yield Improvement(
             "easy",
             f"all {found.completions} completions of {percent(found.share_of_prompts('all'))} of the prompts pass",
             "harder rows, or a reward that tells right answers apart",
@@ -125,7 +125,7 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
     if args.rlhf_type == "grpo" and level != "learned already":
         yield from _about_groups(found, args)
     if found.repeated >= MOST:
-        yield Change(
+        yield Improvement(
             "repeated",
             f"{percent(found.repeated)} of the completions say word for word what another of their prompt says",
             f"a higher --temperature than {args.temperature:g}, if answers are not as short as that by nature",
@@ -138,19 +138,19 @@ _LOOK = {
 }
 
 
-def _about_the_task(found: Outlook) -> Iterator[Change]:
+def _about_the_task(found: Outlook) -> Iterator[Improvement]:
     task, constant = found.rewards[0], [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
     if lacking:
         marked = "" if not found.passes_marked else f"; {percent(found.passes_marked)} of the others pass"
-        yield Change(
+        yield Improvement(
             "format",
             f"{percent(found.unmarked)} of the completions lack {' or '.join(found.markers)}, which the prompt asks for"
             + marked,
             "a solved example in the prompt (one shot), a --response_prefix that begins the form, or a reward for it",
         )
     for one in constant:
-        yield Change(
+        yield Improvement(
             "constant",
             f"{one.name} gave {one.largest:g} to every completion"
             if one.least == one.largest
@@ -161,7 +161,7 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
         )
     unsolved = found.share_of_prompts("none")
     if unsolved >= HARD and not task.constant:
-        yield Change(
+        yield Improvement(
             "hard",
             f"no completion of {percent(unsolved)} of the prompts passes; of the others "
             f"{percent(found.passes.value / (1 - unsolved)) if unsolved < 1 else 'there are none'} do",
@@ -169,7 +169,7 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
         )
 
 
-def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Change]:
+def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Improvement]:
     own = found.own_signal
     larger = [
         (size, one)
@@ -178,7 +178,7 @@ def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Change]:
     ]
     if larger:
         size, one = larger[-1]
-        yield Change(
+        yield Improvement(
             "groups",
             f"groups of {size} have a signal {one.value / own.value:.1f} times as often ({percent(one.value)}, "
             f"{interval(one)})",
@@ -186,7 +186,7 @@ def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Change]:
         )
     if 0 < own.value < MOST and not args.dynamic_sample:
         times = rounds_of_sampling(own.value, args.max_resample_times)
-        yield Change(
+        yield Improvement(
             "resample",
             f"{percent(1 - own.value)} of what is generated trains nothing",
             f"--dynamic_sample true replaces groups without signal, for {times:.1f} times the generation",

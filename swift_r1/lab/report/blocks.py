@@ -18,7 +18,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Shell commands."""
 
     text: str
@@ -65,7 +65,7 @@ class Passages:
     prompt: str | None = None
 
 
-Block = Note | Code | Table | Figures | Passages
+Block = Note | CodeBlock | Table | Figures | Passages
 
 
 @dataclass(frozen=True)

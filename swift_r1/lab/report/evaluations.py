@@ -13,7 +13,7 @@ from typing import Any
 
 from swift_r1.lab.evaluation.report import interval, percent
 from swift_r1.lab.report.blocks import Note, Table
-from swift_r1.record.metric_log import Evaluated
+from swift_r1.record.metric_log import BenchmarkEstimate
 from swift_r1.rewards.types import RIGHT
 from swift_r1.training.evaluation.statistics import RESAMPLES, Difference, paired_difference
 
@@ -33,7 +33,7 @@ class Measured:
 
     name: str
     group: int  # of the runs that differ by their seed
-    accuracies: Mapping[str, Sequence[Evaluated]]
+    accuracies: Mapping[str, Sequence[BenchmarkEstimate]]
     first: Mapping[str, Shares]
     last: Mapping[str, Shares]
 

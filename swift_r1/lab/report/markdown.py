@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from swift_r1.lab.report.blocks import Block, Code, Figures, Note, Report, Section, Table, printable
+from swift_r1.lab.report.blocks import Block, CodeBlock, Figures, Note, Report, Section, Table, printable
 from swift_r1.lab.report.figures import alone
 
 _MEANINGS = re.compile(r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)", re.I)
@@ -46,7 +46,7 @@ def _escaped(found: re.Match[str]) -> str:
 def _block(block: Block, places: Mapping[int, str]) -> str:
     if isinstance(block, Note):
         return plain(block.text)
-    if isinstance(block, Code):
+    if isinstance(block, CodeBlock):
         return _fenced(block.text, "sh")
     if isinstance(block, Table):
         return _table(block)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from swift_r1.lab.report.blocks import Code, Table
+from swift_r1.lab.report.blocks import CodeBlock, Table
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
@@ -52,11 +52,11 @@ def _texts(value: Any) -> list[str]:
     return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
 
 
-def command(run: RunFolder) -> list[Code]:
+def command(run: RunFolder) -> list[CodeBlock]:
     """The exact command, a line per flag; nothing where it is not known."""
     words = [shlex.quote(word) for word in run.command]
     text = "".join(f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in words).strip()
-    return [Code(text)] if text else []
+    return [CodeBlock(text)] if text else []
 
 
 def _hardware(run: RunFolder) -> str:

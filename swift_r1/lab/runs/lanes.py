@@ -28,7 +28,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SpanBlock:
     """Spans of a lane that are drawn as one: a single one, or `count` of them too short to tell apart, of which `name`
     took the most time."""
 
@@ -40,7 +40,7 @@ class Block:
     count: int
 
 
-class Lane:
+class LaneRows:
     """The spans of one lane in their order, 25 bytes each."""
 
     def __init__(self, name: str, path: Path | None = None) -> None:
@@ -121,7 +121,7 @@ class Lane:
         """Starts, ends and kinds."""
         return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
 
-    def blocks(self, start: float, end: float, cell: float) -> Iterator[Block]:
+    def blocks(self, start: float, end: float, cell: float) -> Iterator[SpanBlock]:
         """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
         one."""
         known = self.between(start, end)
@@ -135,7 +135,7 @@ class Lane:
         most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
         for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
             step = self.steps[known.start + i]
-            yield Block(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
+            yield SpanBlock(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
 
 
 def is_time(value: Any) -> TypeGuard[float]:

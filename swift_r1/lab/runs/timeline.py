@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from swift_r1.lab.runs.lanes import Block, Lane, Span, is_step, is_time
+from swift_r1.lab.runs.lanes import LaneRows, Span, SpanBlock, is_step, is_time
 from swift_r1.record.events import EVENTS
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.lines import JsonRows
@@ -42,7 +42,7 @@ class Timeline:
 
     def __init__(self, run: Path, lanes: str = "*") -> None:
         self.run, self._files = run, f"{lanes}.jsonl"
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, LaneRows] = {}
         self._happened: list[Mark] = []
         self._events = JsonRows(run / EVENTS)
         self._old = False
@@ -52,7 +52,7 @@ class Timeline:
         for path in (self.run / SPANS).glob(self._files):
             if self._old:
                 self._lanes, self._old = {}, False
-            self._lanes.setdefault(path.stem, Lane(path.stem, path))
+            self._lanes.setdefault(path.stem, LaneRows(path.stem, path))
         if not self._lanes:
             self._lay_out_logged()
         changed = [lane.refresh() for lane in self._lanes.values() if lane.rows is not None]
@@ -67,7 +67,7 @@ class Timeline:
 
     def _lay_out_logged(self) -> None:
         """Of a run without spans: the times of its log, end to end from its start."""
-        log, lane = MetricLog(self.run), Lane("rank-0")
+        log, lane = MetricLog(self.run), LaneRows("rank-0")
         log.refresh()
         now, before = RunFolder(self.run, self.run.name).started or 0.0, 0
         logged = {
@@ -114,7 +114,7 @@ class Timeline:
         found = self._lanes[lane]
         return (found[index] for index in found.between(start, end))
 
-    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[Block]:
+    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[SpanBlock]:
         """All lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a pixel is
         drawn with its neighbours, and where there are still too many, what is shorter than 2, 4, ... pixels."""
         cell = max((end - start) / pixels, 1e-6)

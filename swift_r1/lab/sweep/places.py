@@ -14,7 +14,7 @@ from swift_r1.runtime.hardware import hardware
 
 
 @dataclass(frozen=True)
-class Place:
+class RunSlot:
     """The CPUs of one run, whose number says how many threads it has, and variables that name its GPUs."""
 
     cpus: Sequence[int]
@@ -26,7 +26,7 @@ class Place:
         return " ".join([*devices, f"taskset -c {cpu_ranges(self.cpus)}"])
 
 
-def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> list[Place]:
+def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> list[RunSlot]:
     """As many places as runs may run beside each other, at most one for each run. Raises UsageError: there is not that
     much here."""
     gpu = any(has_gpu({**environ, **run.args.process_variables}) for run in runs)
@@ -42,7 +42,7 @@ def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str,
             count = min(count, _memory_allows(runs))
     count = min(count, len(runs))
     devices = devices_of(count * each, each, environ, cpus, True) if gpu and count > 1 else [{}] * count
-    return [Place(own, variables) for own, variables in zip(cpu_shares(cpus, count), devices, strict=True)]
+    return [RunSlot(own, variables) for own, variables in zip(cpu_shares(cpus, count), devices, strict=True)]
 
 
 def _memory_allows(runs: Sequence[PlannedRun]) -> int:

@@ -18,7 +18,7 @@ from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageErr
 from swift_r1.lab.runs.standing import seconds_left
 from swift_r1.lab.sweep.flags import SweepArguments
 from swift_r1.lab.sweep.judging import hopeless, recent
-from swift_r1.lab.sweep.places import Place
+from swift_r1.lab.sweep.places import RunSlot
 from swift_r1.lab.sweep.points import PlannedRun
 from swift_r1.record.folder import RunFolder, is_run
 from swift_r1.record.metric_log import MetricLog, Series
@@ -40,7 +40,7 @@ class SweepRun:
     state: State = "waiting"
     why: str = ""
     process: subprocess.Popen[bytes] | None = None
-    place: Place | None = None
+    place: RunSlot | None = None
     began: float = 0.0  # Unix seconds
     deadline: float = 0.0  # for its end, once that was asked for
     log: MetricLog = field(init=False)
@@ -67,7 +67,7 @@ class SweepRun:
         series = self.log.get(metric)
         return recent(series, series.steps[-1] if series.steps else 0, over)
 
-    def start(self, place: Place) -> None:
+    def start(self, place: RunSlot) -> None:
         self.plan.folder.mkdir(parents=True, exist_ok=True)
         cpus = ",".join(map(str, place.cpus))
         with self.output.open("ab") as out:
@@ -133,7 +133,7 @@ class Sweep:
         self,
         args: SweepArguments,
         planned: Sequence[PlannedRun],
-        places: Sequence[Place],
+        places: Sequence[RunSlot],
         stopped: Mapping[str, str],
         changed: Callable[[SweepRun], None],
         show: Callable[[], None],

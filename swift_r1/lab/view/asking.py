@@ -34,7 +34,7 @@ _QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PageQuestion:
     """A prompt (raw text, or with `chat` a user's message that the model's template renders) and how to sample."""
 
     prompt: str
@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """One completion: its tokens' text and log-probs (natural log, after temperature)."""
 
     pieces: tuple[str, ...]
@@ -53,13 +53,13 @@ class Answer:
     finish_reason: str
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """Answers questions. Every call has a deadline, and being cancelled ends the work. Raises SwiftError in one
     line."""
 
     name: str  # who answers, weights included
 
-    def ask(self, question: Question) -> Coroutine[Any, Any, list[Answer]]: ...
+    def ask(self, question: PageQuestion) -> Coroutine[Any, Any, list[ModelAnswer]]: ...
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
         """The likeliest next tokens after these, and their log-probs."""
@@ -81,7 +81,7 @@ class ServerSource:
             "verify": ssl.create_default_context() if url.startswith("https:") else True,
         }
 
-    async def ask(self, question: Question) -> list[Answer]:
+    async def ask(self, question: PageQuestion) -> list[ModelAnswer]:
         body: dict[str, Any] = {
             "n": question.n,
             "temperature": question.temperature,
@@ -125,13 +125,13 @@ class ServerSource:
         raise RunFailed(f"{self.url} refuses: {said.get('message', said) if isinstance(said, dict) else said}")
 
     @staticmethod
-    def _answer(choice: Mapping[str, Any]) -> Answer:
+    def _answer(choice: Mapping[str, Any]) -> ModelAnswer:
         logprobs = choice["logprobs"]
         if "content" in logprobs:
             pairs = [(one["token"], one["logprob"]) for one in logprobs["content"]]
         else:
             pairs = list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
-        return Answer(
+        return ModelAnswer(
             tuple(text for text, _ in pairs), tuple(value for _, value in pairs), choice["finish_reason"] or "stop"
         )
 
@@ -151,9 +151,9 @@ class CheckpointSource:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def ask(self, question: Question) -> list[Answer]:
+    async def ask(self, question: PageQuestion) -> list[ModelAnswer]:
         answers = await self._answer({"ask": asdict(question)})
-        return [Answer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]) for one in answers]
+        return [ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]) for one in answers]
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
         asked = {"token_ids": list(token_ids), "temperature": temperature, "count": ALTERNATIVES}

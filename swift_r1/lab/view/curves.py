@@ -27,7 +27,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CurveControls:
     """What the page's controls say."""
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
@@ -36,7 +36,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """A run, or runs that differ in the seed alone and are drawn as one."""
 
     name: str
@@ -75,7 +75,7 @@ _PANELS = (
 )
 
 
-def panels(groups: Sequence[Group], everything: bool = False) -> list[Panel]:
+def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
     """The charts that these runs have metrics for; with `everything` also one for each metric that is in no other."""
     logs = [log for group in groups for log in group.logs]
     rewards = sorted({name for log in logs for name in log.rewards()})
@@ -104,7 +104,7 @@ def _most(estimates: Sequence[str]) -> int:
     return max((int(one.partition("@")[2]) for one in estimates if one.startswith("pass@")), default=0)
 
 
-def lines(panel: Panel, groups: Sequence[Group], shown: Shown) -> list[Line]:
+def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> list[Line]:
     """The lines of a chart. Of one group each metric has a colour; of several each group, and further metrics are
     dashed."""
     found = []
@@ -119,7 +119,7 @@ def lines(panel: Panel, groups: Sequence[Group], shown: Shown) -> list[Line]:
     return found
 
 
-def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, alone: bool, line: Line) -> list[Line]:
+def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, alone: bool, line: Line) -> list[Line]:
     """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:

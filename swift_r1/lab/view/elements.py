@@ -12,9 +12,9 @@ from nicegui import ui
 
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.view.asking import (
+    AnswerSource,
     CheckpointSource,
     ServerSource,
-    Source,
     newest_checkpoint,
     own_key,
     server_urls,
@@ -107,7 +107,7 @@ def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
     return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
 
 
-def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | None]:
+def source_choice(page: Page, step: int | None = None) -> Callable[[], AnswerSource | None]:
     """A choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one nearest
     to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
     run = page.run
@@ -125,7 +125,7 @@ def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | 
         key = ui.input("the server's key, where it wants one", password=True).props("dense outlined autocomplete=off")
         key.bind_visibility_from(choice, "value", lambda value: value in urls)
 
-    def chosen() -> Source | None:
+    def chosen() -> AnswerSource | None:
         if choice.value in urls:
             return ServerSource(str(choice.value), key.value or own_key(str(choice.value)))
         if not choice.value or checkpoint is None:

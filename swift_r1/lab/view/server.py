@@ -94,7 +94,7 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
 
 
 async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, open_browser: bool) -> None:
-    class Server(uvicorn.Server):
+    class PageServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             """Signals are ours: uvicorn would raise them again, as if nothing had handled them."""
@@ -111,7 +111,7 @@ async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, o
     config = uvicorn.Config(
         app, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSING_S, server_header=False
     )
-    server = Server(config)
+    server = PageServer(config)
     loop = asyncio.get_running_loop()
     code = EXIT_OK
 

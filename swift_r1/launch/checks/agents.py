@@ -17,9 +17,9 @@ from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import cut, message_text
 from swift_r1.plugins.environments.scripted import ScriptedModel
-from swift_r1.rollout.agents.outcome import Play, outcome_of
+from swift_r1.rollout.agents.outcome import EndedEpisode, outcome_of
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.processes import AgentProcesses, Ended
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
 from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
 from swift_r1.serving.sessions.calls import Asked
 from swift_r1.serving.sessions.session import SessionState
@@ -72,7 +72,7 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
         ended, late = asyncio.run(_played(args, row, url, min(args.agent_timeout, _EPISODE_S)))
     alone = args.reward_names == ["agent_reward"]
     seconds = time.perf_counter() - started
-    play = Play("check", Prompt("check:0", "", (), "", (), {}), ended, late, seconds, _EPISODE_S, alone)
+    play = EndedEpisode("check", Prompt("check:0", "", (), "", (), {}), ended, late, seconds, _EPISODE_S, alone)
     failure, result = outcome_of(play, len(model.requests))
     name = f"--agent {args.agent}" if args.agent is not None else "--agent_command"
     try:
@@ -83,7 +83,7 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
     return AgentReport(name, said, failure, result, seconds, *more)
 
 
-async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[Ended, bool]:
+async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[EpisodeExit, bool]:
     """How its process ended, and whether it was killed since it took too long."""
     plugins, kept = list(args.external_plugins), list(args.reward_env)
     processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept))

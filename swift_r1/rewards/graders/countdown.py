@@ -80,14 +80,14 @@ class ArithmeticFault(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class ExpressionValue:
     """The exact value of an expression, and the integers written in it, from left to right."""
 
     value: Fraction
     numbers: tuple[int, ...]
 
 
-def evaluate(text: str) -> Evaluated:
+def evaluate(text: str) -> ExpressionValue:
     """Evaluates one expression.
 
     >>> evaluate("(1 + 2) / 4")
@@ -103,7 +103,7 @@ def evaluate(text: str) -> Evaluated:
     value = parser.sum(0)
     if parser.token is not None:
         raise ArithmeticFault(f"unexpected {parser.token!r}")
-    return Evaluated(value, tuple(parser.numbers))
+    return ExpressionValue(value, tuple(parser.numbers))
 
 
 class _Parser:

@@ -19,7 +19,7 @@ from mpmath.libmp.libhyper import NoConvergence
 from swift_r1.data.builtin import closing
 from swift_r1.rewards.graders.answers import without_unit
 from swift_r1.rewards.graders.bounded import Unreadable, Value, close
-from swift_r1.rewards.graders.reader import Reader, tokens
+from swift_r1.rewards.graders.reader import ExpressionReader, tokens
 
 MAX_PARTS = 64  # of a list
 MAX_MEMBERS = 24  # of a set
@@ -218,7 +218,7 @@ def values(text: str) -> tuple[Value, ...]:
     found: list[Value] = []
     wanted = 1
     while len(found) < wanted:
-        reader = Reader(read, len(found) + 1)
+        reader = ExpressionReader(read, len(found) + 1)
         try:
             found.append(reader.whole())
         except (ZeroDivisionError, OverflowError, NoConvergence, TypeError) as error:

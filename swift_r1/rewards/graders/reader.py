@@ -66,7 +66,7 @@ def tokens(text: str) -> list[str]:
     return found
 
 
-class Reader:
+class ExpressionReader:
     """Reads tokens at one point of the variables; `variables` says whether any was read, `rounded` whether anything was
     rounded: then many points give the same value."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_r1.data.prompts import Prompt
-from swift_r1.rollout.agents.processes import Ended
+from swift_r1.rollout.agents.processes import EpisodeExit
 from swift_r1.rollout.base import Conversation, TokenSequence
 from swift_r1.rollout.staleness import spans_of
 from swift_r1.serving.engines.base import PromptTokenizer
@@ -25,19 +25,19 @@ class _NoResult(ValueError):
 
 
 @dataclass(frozen=True)
-class Play:
+class EndedEpisode:
     """An episode that has ended. `seconds` are its own, without those of the model."""
 
     request_id: str  # of its prompt
     prompt: Prompt
-    ended: Ended
+    ended: EpisodeExit
     late: bool
     seconds: float
     timeout: float
     needs_reward: bool  # no reward function judges it but `agent_reward`
 
 
-def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -> Conversation:
+def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptTokenizer) -> Conversation:
     record = state.record()
     calls = sorted(record.calls, key=lambda call: call.number)
     failure, result = outcome_of(play, len(calls))
@@ -84,7 +84,7 @@ def conversation_of(play: Play, state: SessionState, prompts: PromptTokenizer) -
     )
 
 
-def outcome_of(play: Play, calls: int) -> tuple[str | None, dict[str, Any]]:
+def outcome_of(play: EndedEpisode, calls: int) -> tuple[str | None, dict[str, Any]]:
     """Why it has failed, and what it returned where it has not; of so many calls that were answered."""
     failure = _failure(play, bool(calls))
     if failure is not None:
@@ -95,7 +95,7 @@ def outcome_of(play: Play, calls: int) -> tuple[str | None, dict[str, Any]]:
         return f"result: {error}", {}
 
 
-def _failure(play: Play, answered: bool) -> str | None:
+def _failure(play: EndedEpisode, answered: bool) -> str | None:
     """Its kind and cause, in one line."""
     ended = play.ended
     said = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "").strip()[:300]
@@ -115,7 +115,7 @@ def _failure(play: Play, answered: bool) -> str | None:
     return None if answered else f"silent: it made no call of the model that was answered{words}"
 
 
-def _result(play: Play, calls: int) -> dict[str, Any]:
+def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
     text, said = play.ended.result, "it returned"
     if text is None:

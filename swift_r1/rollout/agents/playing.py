@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed
 from swift_r1.rollout.agents.gateway import AgentGateway
-from swift_r1.rollout.agents.outcome import Play, conversation_of
-from swift_r1.rollout.agents.processes import AgentProcesses, Ended
+from swift_r1.rollout.agents.outcome import EndedEpisode, conversation_of
+from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
 from swift_r1.rollout.base import Conversation, OnDone
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.multi_turn import Asked, OnGroup, one_of
@@ -151,12 +151,12 @@ class AgentRunner:
             raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
         limits = self.limits
-        play = Play(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
+        play = EndedEpisode(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation
 
-    async def _ends_in_time(self, episode: _Episode, ended: asyncio.Future[Ended]) -> bool:
+    async def _ends_in_time(self, episode: _Episode, ended: asyncio.Future[EpisodeExit]) -> bool:
         while not ended.done():
             left = self.limits.seconds - episode.seconds()
             if left <= 0:

@@ -22,7 +22,7 @@ _END_SECONDS = 15.0  # for the parent to end all episodes and itself
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EpisodeExit:
     """How an episode's process ended.
 
     Attributes:
@@ -47,7 +47,7 @@ class AgentProcesses:
         self._parent: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._waiting: dict[int, asyncio.Future[EpisodeExit]] = {}
         self._numbers = 0
         self._starting = asyncio.Lock()
 
@@ -76,7 +76,9 @@ class AgentProcesses:
             raise UsageError(fault)
         self._listening = asyncio.create_task(self._listen(reader))
 
-    async def begin(self, environ: Mapping[str, str], row: Mapping[str, Any]) -> tuple[int, asyncio.Future[Ended]]:
+    async def begin(
+        self, environ: Mapping[str, str], row: Mapping[str, Any]
+    ) -> tuple[int, asyncio.Future[EpisodeExit]]:
         """Begins an episode: its number, and how it ends. Starts the parent again where it was killed."""
         async with self._starting:
             if self._listening is None or self._listening.done():
@@ -123,10 +125,10 @@ class AgentProcesses:
                 said = json.loads(line)
                 ended = self._waiting.pop(said.pop("ended"))
                 if not ended.done():
-                    ended.set_result(Ended(**said))
+                    ended.set_result(EpisodeExit(**said))
         # The parent was killed, and its children with it, but not what is below them.
         await asyncio.to_thread(end_strays, mark_of(self.pid), frozenset())
         for ended in self._waiting.values():
             if not ended.done():
-                ended.set_result(Ended(None))
+                ended.set_result(EpisodeExit(None))
         self._waiting.clear()

@@ -12,7 +12,7 @@ from swift_r1.serving.sessions.history import Kind, Message, canonical, digest, 
 from swift_r1.wire.protocol import FinishReason, SamplingParams
 
 
-class Wording(Protocol):
+class ChatRenderer(Protocol):
     """The model's chat template and tokenizer."""
 
     @property
@@ -76,7 +76,7 @@ class Asked:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class ModelCall:
     """A call, answered once `finish_reason` is there.
 
     Attributes:
@@ -89,7 +89,7 @@ class Call:
 
     number: int
     kind: Kind
-    parent: Call | None
+    parent: ModelCall | None
     content: bytes
     again: int
     seed: int | None
@@ -111,9 +111,9 @@ class Call:
     seconds: float = 0.0
     held: int = 0  # bytes of `asked` and `answer`
 
-    def line(self) -> list[Call]:
+    def line(self) -> list[ModelCall]:
         """The calls from the first one to this."""
-        calls: list[Call] = [self]
+        calls: list[ModelCall] = [self]
         while (parent := calls[-1].parent) is not None:
             calls.append(parent)
         return calls[::-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import Pieces, joined
-from swift_r1.serving.sessions.calls import Asked, Call, Wording
+from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.serving.sessions.store import SessionStore
@@ -52,7 +52,7 @@ class Gateway:
     def __init__(self, store: SessionStore, observe: Callable[[str], None] = lambda _kind: None) -> None:
         self.store = store
         self._observe = observe
-        self._running: dict[Call, _Running] = {}
+        self._running: dict[ModelCall, _Running] = {}
 
     def delete(self, name: str) -> None:
         """Ends what runs in the session, and forgets it. Raises HTTPError as the store."""
@@ -67,9 +67,9 @@ class Gateway:
         given: Mapping[str, Any],
         fixed: Mapping[str, Any],
         attempt: Attempt,
-        wording: Wording,
+        wording: ChatRenderer,
         work: Work,
-    ) -> Reader:
+    ) -> AnswerStream:
         """The answer to a call, on its way.
 
         Args:
@@ -83,7 +83,7 @@ class Gateway:
         content = asked.content
         if (known := state.retry_of(content, attempt.retried, attempt.key)) is not None:
             self._observe("retried")
-            return Reader(known, self._running.get(known), wording)
+            return AnswerStream(known, self._running.get(known), wording)
         own, call = state.request.sampling, None
         try:
             self.store.check_memory()
@@ -129,7 +129,7 @@ class Gateway:
             self._observe(call.kind if error is None else "failed")
 
         running = self._running[call] = _Running(source, seconds, record, over)
-        return Reader(call, running, wording)
+        return AnswerStream(call, running, wording)
 
 
 def _within(request: RolloutRequest, own: wire.SessionSampling, tokens: int | None, name: str) -> RolloutRequest:
@@ -213,7 +213,7 @@ class _Running:
         self._changed = asyncio.Event()
 
 
-class Reader:
+class AnswerStream:
     """The pieces of a call's answer, in order; from the record where it has ended already.
 
     Attributes:
@@ -221,7 +221,7 @@ class Reader:
         name: of the completion, the same for a retry.
     """
 
-    def __init__(self, call: Call, running: _Running | None, wording: Wording) -> None:
+    def __init__(self, call: ModelCall, running: _Running | None, wording: ChatRenderer) -> None:
         self.name, self.prompt_tokens = call.completion_id, call.prompt_tokens
         self._call, self._running, self._wording = call, running, wording
         if running is not None:

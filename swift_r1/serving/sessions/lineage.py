@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from swift_r1.serving.sessions.calls import Asked, Call, Wording
+from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Kind, heads, kind_of_new, shared_start
 
 _LIKELY = 64  # calls that one which extends none is compared with: the newest ones
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Continuation:
     """Where a call belongs: behind `parent`, with `added` as the tokens of its prompt behind that call's; `keys` are of
     the messages that it adds, `head` is the digest of its history."""
 
-    parent: Call | None
+    parent: ModelCall | None
     kind: Kind
     added: Sequence[int]
     keys: list[bytes]
@@ -27,12 +27,12 @@ class Lineage:
     """The answered calls of a session by what they say, and the running ones."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.running: list[Call] = []
-        self._by_head: dict[bytes, list[Call]] = {}
+        self.calls: list[ModelCall] = []
+        self.running: list[ModelCall] = []
+        self._by_head: dict[bytes, list[ModelCall]] = {}
         self._written: set[bytes] = set()  # keys of the model's messages
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: ModelCall) -> None:
         """The call is over, with `head` and `keys` of its answer."""
         self.running.remove(call)
         self.calls.append(call)
@@ -40,10 +40,10 @@ class Lineage:
             self._written.add(call.keys[-1])
             self._by_head.setdefault(call.head, []).append(call)
 
-    def place(self, asked: Asked, wording: Wording) -> Place:
+    def place(self, asked: Asked, wording: ChatRenderer) -> Continuation:
         return self._chat(asked, wording) if asked.prompt is None else self._plain(asked.prompt, wording)
 
-    def _chat(self, asked: Asked, wording: Wording) -> Place:
+    def _chat(self, asked: Asked, wording: ChatRenderer) -> Continuation:
         keys = asked.keys
         beginnings = list(heads(asked.tools_key, keys))
         longest = next((place for place in range(len(keys), 0, -1) if self._by_head.get(beginnings[place])), 0)
@@ -59,14 +59,14 @@ class Lineage:
                 if parent.children:
                     kind = self._kind(asked, keys)
                     kind = kind if kind in ("edited", "compacted") else "branch"
-                return Place(parent, kind, added, keys[longest:], beginnings[-1])
+                return Continuation(parent, kind, added, keys[longest:], beginnings[-1])
         kind = "template" if longest else self._kind(asked, keys)
-        return Place(None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1])
+        return Continuation(None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1])
 
     def _kind(self, asked: Asked, keys: Sequence[bytes]) -> Kind:
         """Of a chat that extends nothing."""
         said = set(keys)
-        likeliest: tuple[tuple[int, int, int], Call, list[bytes]] | None = None
+        likeliest: tuple[tuple[int, int, int], ModelCall, list[bytes]] | None = None
         for call in self._open():
             was = call.history()
             same = sum(1 for key in was if key in said)
@@ -82,7 +82,7 @@ class Lineage:
         kind = kind_of_new(keys, roles, was, self._written, system_was)
         return "tools" if kind == "branch" and asked.tools_key != call.asked.tools_key else kind
 
-    def _open(self) -> Iterator[Call]:
+    def _open(self) -> Iterator[ModelCall]:
         """The newest chats that were not continued, running ones included."""
         found = 0
         for call in [*reversed(self.running), *reversed(self.calls)]:
@@ -92,29 +92,29 @@ class Lineage:
             if found == _LIKELY:
                 return
 
-    def _plain(self, prompt: str | tuple[int, ...], wording: Wording) -> Place:
+    def _plain(self, prompt: str | tuple[int, ...], wording: ChatRenderer) -> Continuation:
         """A prompt that begins with an earlier one and its answer goes on behind those tokens."""
-        best: tuple[int, Call] | None = None
+        best: tuple[int, ModelCall] | None = None
         for call in reversed(self.calls[-_LIKELY:]):
             length = _beginning(call, prompt)
             if length and (best is None or (length, not call.children) > (best[0], not best[1].children)):
                 best = length, call
         if best is None:
-            return Place(None, "new", wording.encode(prompt) if isinstance(prompt, str) else prompt, [], b"")
+            return Continuation(None, "new", wording.encode(prompt) if isinstance(prompt, str) else prompt, [], b"")
         length, call = best
         kind: Kind = "branch" if call.children else "extends"
         if not isinstance(prompt, str):
-            return Place(call, kind, prompt[length:], [], b"")
+            return Continuation(call, kind, prompt[length:], [], b"")
         rest = wording.encode_more(prompt[length:]) if prompt[length:] else ()
         last = call.token_ids[-1] if call.token_ids else None
         if last not in wording.special:
-            return Place(call, kind, rest, [], b"")
+            return Continuation(call, kind, rest, [], b"")
         if rest and rest[0] == last:  # the agent writes the model's end token itself
-            return Place(call, kind, rest[1:], [], b"")
-        return Place(None, "edited", wording.encode(prompt), [], b"")  # the model's end was taken away
+            return Continuation(call, kind, rest[1:], [], b"")
+        return Continuation(None, "edited", wording.encode(prompt), [], b"")  # the model's end was taken away
 
 
-def _beginning(call: Call, prompt: str | tuple[int, ...]) -> int:
+def _beginning(call: ModelCall, prompt: str | tuple[int, ...]) -> int:
     """How much of the prompt is this call with its answer, in characters or tokens; 0 where it begins otherwise."""
     if call.asked.prompt is None:
         return 0

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swift_r1.serving.sessions.calls import Call
+from swift_r1.serving.sessions.calls import ModelCall
 from swift_r1.wire import sessions as wire
 
 
-def recorded(calls: Sequence[Call], seeded: bool) -> tuple[list[wire.RecordedCall], list[wire.RecordedSequence]]:
+def recorded(calls: Sequence[ModelCall], seeded: bool) -> tuple[list[wire.RecordedCall], list[wire.RecordedSequence]]:
     """The answered calls and their sequences; `seeded` where the order in which they came must not matter."""
     chains = _chains(calls, seeded)
     place = {call: number for number, chain in enumerate(chains) for call in chain}
     return [_call(call, place[call]) for call in calls], [_sequence(chain) for chain in chains]
 
 
-def _chains(calls: Sequence[Call], seeded: bool) -> list[list[Call]]:
+def _chains(calls: Sequence[ModelCall], seeded: bool) -> list[list[ModelCall]]:
     """A call is continued by the first that extends it; in a session with a seed by the one with the smallest
     content."""
-    continued: dict[Call, Call] = {}
+    continued: dict[ModelCall, ModelCall] = {}
     order = calls
     if seeded:
         order = sorted(order, key=lambda call: (len(call.line()), call.content, call.again))
@@ -35,7 +35,7 @@ def _chains(calls: Sequence[Call], seeded: bool) -> list[list[Call]]:
     return chains
 
 
-def _call(call: Call, sequence: int) -> wire.RecordedCall:
+def _call(call: ModelCall, sequence: int) -> wire.RecordedCall:
     assert call.finish_reason is not None and call.sampling is not None
     return wire.RecordedCall(
         number=call.number,
@@ -54,7 +54,7 @@ def _call(call: Call, sequence: int) -> wire.RecordedCall:
     )
 
 
-def _sequence(chain: Sequence[Call]) -> wire.RecordedSequence:
+def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
     first, last = chain[0], chain[-1]
     assert last.finish_reason is not None
     prompt = first.tokens()[: first.prompt_tokens]

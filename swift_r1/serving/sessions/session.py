@@ -11,7 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from swift_r1.serving.sessions.calls import Asked, Call, Wording
+from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
 from swift_r1.serving.sessions.record import recorded
@@ -40,17 +40,17 @@ class SessionState:
         self.on_growth: Callable[[int], None] = lambda _bytes: None
         self._clock = clock
         self._numbers = 0
-        self._by_content: dict[bytes, dict[int, Call]] = {}
-        self._by_key: dict[str, Call] = {}
+        self._by_content: dict[bytes, dict[int, ModelCall]] = {}
+        self._by_key: dict[str, ModelCall] = {}
         self._owed: Counter[bytes] = Counter()  # calls without an answer: a retry of theirs is a call
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ModelCall]:
         """Answered ones."""
         return self.lineage.calls
 
     @property
-    def running(self) -> list[Call]:
+    def running(self) -> list[ModelCall]:
         return self.lineage.running
 
     def left(self) -> tuple[int | None, float | None]:
@@ -66,7 +66,7 @@ class SessionState:
             raise LimitReached(403, f"the session's {limits.calls} calls are used up")
         return tokens, seconds
 
-    def retry_of(self, content: bytes, retried: bool, key: str | None = None) -> Call | None:
+    def retry_of(self, content: bytes, retried: bool, key: str | None = None) -> ModelCall | None:
         """The call that this one repeats, where the client says that it tries again (`retried`), or sends an
         idempotency key for the second time. For the former that is the newest call with this content that was not
         continued, unless a call with it has failed, which is what the client tries again. Raises HTTPError (400) for
@@ -85,7 +85,9 @@ class SessionState:
             self.used = self._clock()
         return known
 
-    def begin(self, asked: Asked, wording: Wording, key: str | None = None, before: int = 0) -> tuple[Call, list[int]]:
+    def begin(
+        self, asked: Asked, wording: ChatRenderer, key: str | None = None, before: int = 0
+    ) -> tuple[ModelCall, list[int]]:
         """A new call and its prompt; `before` as the client says (`Attempt`). Raises HTTPError as `left`, and what the
         wording raises."""
         self.left()
@@ -93,7 +95,7 @@ class SessionState:
         same = self._by_content.get(content, {})
         again = next(number for number in range(before, before + len(same) + 1) if number not in same)
         place, seed = self.lineage.place(asked, wording), self.request.seed
-        call = Call(
+        call = ModelCall(
             number=self._numbers,
             kind=place.kind,
             parent=place.parent,
@@ -121,7 +123,7 @@ class SessionState:
 
     def finish(
         self,
-        call: Call,
+        call: ModelCall,
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[tuple[int, int]],
@@ -152,7 +154,7 @@ class SessionState:
         self.bytes += grown
         self.on_growth(grown)
 
-    def fail(self, call: Call) -> None:
+    def fail(self, call: ModelCall) -> None:
         """The call has no answer, and leaves no trace but in the counts."""
         self.running.remove(call)
         same = self._by_content[call.content]

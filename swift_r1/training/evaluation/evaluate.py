@@ -17,7 +17,7 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
-from swift_r1.flags.eval_tasks import Task
+from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.record.token_record import TokenRows
 from swift_r1.rollout.base import still_wanted
 from swift_r1.rollout.rounds import RoundSampler
@@ -173,7 +173,7 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
     )
 
 
-def _tasks(args: RlhfArguments) -> Sequence[Task]:
+def _tasks(args: RlhfArguments) -> Sequence[EvalTask]:
     """Those of `--eval_datasets`, where something is evaluated."""
     return args.eval_tasks() if args.evaluates else ()
 
@@ -218,7 +218,7 @@ def eval_sets(
 
     Raises UsageError: a prompt leaves no room for its completion, or two sets have the same name.
     """
-    held_out = Task(
+    held_out = EvalTask(
         name="held out",
         dataset="",
         num_generations=args.num_generations_eval or args.num_generations,

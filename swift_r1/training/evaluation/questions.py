@@ -18,7 +18,7 @@ from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
 from swift_r1.data.tools import ToolUse
 from swift_r1.errors import UsageError
-from swift_r1.flags.eval_tasks import Task
+from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.rewards.orm import build_rewards
 from swift_r1.wire.protocol import completion_seed
 
@@ -29,14 +29,14 @@ _logger = logging.getLogger("swift_r1.lab.evaluation")
 class Questions:
     """The rows of a task, each with `messages` and its columns; `sha256` is of questions and gold answers in order."""
 
-    task: Task
+    task: EvalTask
     rows: Sequence[Row]
     sha256: str
     agent_template: str | None = None  # describes the tools of rows
 
 
 def load_questions(
-    task: Task, seed: int = 42, use_hf: bool | None = None, tool_use: ToolUse | None = None
+    task: EvalTask, seed: int = 42, use_hf: bool | None = None, tool_use: ToolUse | None = None
 ) -> Questions:
     """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`. Raises
     UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end."""
@@ -111,7 +111,7 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     return prompts
 
 
-def check_room(task: Task, prompts: Sequence[Prompt], longest: int | None) -> None:
+def check_room(task: EvalTask, prompts: Sequence[Prompt], longest: int | None) -> None:
     """Raises UsageError where a prompt leaves no room for the longest completion in `longest` tokens (None: any)."""
     most = max(prompts, key=lambda prompt: len(prompt.token_ids))
     needed = len(most.token_ids) + task.max_completion_length

@@ -59,7 +59,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunExit:
     """How a run ended.
 
     Attributes:
@@ -113,7 +113,7 @@ class Sandbox:
             self.close()
             raise SandboxError(f"no sandbox for programs can be made here ({why}); docs/sandbox.md says what it needs")
 
-    def run(self, run: Run) -> Ended:
+    def run(self, run: Run) -> RunExit:
         """Raises SandboxError: the sandbox broke, also in the middle of its answer; it is closed then."""
         mine, theirs = socket.socketpair()
         with mine:
@@ -134,7 +134,7 @@ class Sandbox:
         if len(output) != told.get("size"):
             self.close()
             raise SandboxError(f"the sandbox for programs broke: {told.get('error', 'it ended in its answer')}")
-        return Ended(told["status"], output)
+        return RunExit(told["status"], output)
 
     @property
     def closed(self) -> bool:

@@ -10,8 +10,8 @@ from swift_r1.lab.estimate import wire
 from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.model import from_config
 from swift_r1.lab.estimate.phases import (
-    Server,
-    Trainer,
+    ServerRoofline,
+    TrainerRoofline,
     at_once,
     decode_seconds,
     exchanged_bytes,
@@ -38,8 +38,8 @@ ALL = Efficiency(
     exposed=0.0,
     gather_seconds=0.0,
 )
-SERVER = Server(tensor_parallel=1, width=2, cache_width=2, cache_tokens=1e9, most=100)
-TRAINER = Trainer(4, 8, None, micro_batches=3, width=2, passes=1, recomputes=False, trained=388)
+SERVER = ServerRoofline(tensor_parallel=1, width=2, cache_width=2, cache_tokens=1e9, most=100)
+TRAINER = TrainerRoofline(4, 8, None, micro_batches=3, width=2, passes=1, recomputes=False, trained=388)
 ROUND = Round(prompts=2, group=4, prompt_tokens=10, completion_tokens=20, longest=20)
 
 

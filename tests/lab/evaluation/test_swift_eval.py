@@ -18,7 +18,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.lab.evaluation import worker
-from swift_r1.lab.evaluation.engine import LocalEngine
+from swift_r1.lab.evaluation.engine import InProcessEngine
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
 from swift_r1.training.evaluation.questions import evaluation_seeds
@@ -58,7 +58,7 @@ def test_a_finished_evaluation_is_shown_again_without_a_model(
 ) -> None:
     flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}#3"]}
     first = (swift_eval(tiny_model, **flags) / "report.json").read_text()
-    monkeypatch.setattr(LocalEngine, "start", lambda self: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(InProcessEngine, "start", lambda self: pytest.fail("the model was loaded"))
     assert (swift_eval(tiny_model, **flags) / "report.json").read_text() == first
 
 

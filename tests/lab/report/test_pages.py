@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from swift_r1.lab.report.blocks import (
     LONGEST,
-    Code,
+    CodeBlock,
     Figures,
     Note,
     Passage,
@@ -47,7 +47,8 @@ def report(*texts: str) -> Report:
         shares(texts[0], [Curve("right", 0, [1, 2], [0.2, 0.4]), Curve("wrong", 1, [1, 2], [0.8, 0.6])]),
     ]
     sections = [
-        Section(text, [Note(text), Code(text), Table([text, "n"], [[text, "1.5"]]), Figures(drawn)]) for text in texts
+        Section(text, [Note(text), CodeBlock(text), Table([text, "n"], [[text, "1.5"]]), Figures(drawn)])
+        for text in texts
     ]
     passages = [Passages(text, [Passage(text, text)], prompt=text) for text in texts]
     return Report(texts[0], [*sections, Section("Completions", passages)], problems=texts)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed
 from swift_r1.lab.view import asking
-from swift_r1.lab.view.asking import CheckpointSource, Question, ServerSource
+from swift_r1.lab.view.asking import CheckpointSource, PageQuestion, ServerSource
 
 
 def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,18 +27,21 @@ def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: py
     async def ask_all() -> None:
         source = CheckpointSource(tiny_model, "cpu")
         try:
-            answers = await source.ask(Question("3 + 9", chat=False, n=3, max_tokens=8))
+            answers = await source.ask(PageQuestion("3 + 9", chat=False, n=3, max_tokens=8))
             assert len(answers) == 3 and {one.finish_reason for one in answers} <= {"stop", "length"}
             assert all(1 <= len(one.pieces) == len(one.logps) <= 8 and max(one.logps) <= 0 for one in answers)
             found = await source.alternatives(prefix, temperature=0.7)
             assert [value for _, value in found] == pytest.approx(best, abs=1e-4)
-            for question, said in ((Question("", chat=False), "no tokens"), (Question("x", max_tokens=9999), "takes")):
+            for question, said in (
+                (PageQuestion("", chat=False), "no tokens"),
+                (PageQuestion("x", max_tokens=9999), "takes"),
+            ):
                 with pytest.raises(RunFailed, match=said):
                     await source.ask(question)
             assert source._process is not None
             assert await asyncio.wait_for(source._process.wait(), 60) == 0  # nobody has asked
-            assert len(await source.ask(Question("again", max_tokens=2))) == 1
-            process, work = source._process, asyncio.create_task(source.ask(Question("x", n=16, max_tokens=900)))
+            assert len(await source.ask(PageQuestion("again", max_tokens=2))) == 1
+            process, work = source._process, asyncio.create_task(source.ask(PageQuestion("x", n=16, max_tokens=900)))
             await asyncio.sleep(0)
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -55,7 +58,7 @@ def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: py
 
 def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     async def ask() -> None:
-        await CheckpointSource(tmp_path, "cpu").ask(Question("x"))
+        await CheckpointSource(tmp_path, "cpu").ask(PageQuestion("x"))
 
     with pytest.raises(RunFailed, match="cannot load the tokenizer") as failed:
         asyncio.run(ask())
@@ -85,7 +88,7 @@ def test_a_server_of_another_kind_is_one_line(answer: object) -> None:
         thread.start()
         source = ServerSource(f"http://127.0.0.1:{server.server_port}", None)
         try:
-            for work in (source.ask(Question("x")), source.alternatives([1], 1.0)):
+            for work in (source.ask(PageQuestion("x")), source.alternatives([1], 1.0)):
                 with pytest.raises(RunFailed, match="does not answer as a `swift rollout` server does"):
                     asyncio.run(work)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.errors import SwiftError
-from swift_r1.lab.view.asking import Answer, Question
+from swift_r1.lab.view.asking import ModelAnswer, PageQuestion
 from swift_r1.lab.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
 from swift_r1.lab.view.markup import markup
@@ -26,7 +26,7 @@ async def ask(page: Page) -> None:
 class _Form:
     def __init__(self, page: Page, known: str) -> None:
         self.page = page
-        self._work: asyncio.Task[list[Answer]] | None = None
+        self._work: asyncio.Task[list[ModelAnswer]] | None = None
         text = page.text("text") or known
         raw = page.flag("raw", bool(known) and not page.text("text"))
         self.source = source_choice(page)
@@ -54,7 +54,7 @@ class _Form:
         if source is None or not self.prompt.value:
             self.said.set_text("choose who answers, and write a prompt")
             return
-        question = Question(
+        question = PageQuestion(
             prompt=self.prompt.value,
             chat=not self.raw.value,
             n=int(self.n.value or 1),
@@ -107,7 +107,7 @@ async def _prompt_of(page: Page) -> str:
     return ""
 
 
-def _show(number: int, answer: Answer) -> None:
+def _show(number: int, answer: ModelAnswer) -> None:
     row: dict[str, Any] = {"rollout_logps": list(answer.logps)}
     values = values_of(row, "logp") or []
     scale = scale_of("logp", values)

@@ -11,7 +11,7 @@ from swift_r1.lab.report.parts import command, facts
 from swift_r1.lab.runs.standing import standing
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view import charts
-from swift_r1.lab.view.curves import Group, Shown, lines, panels
+from swift_r1.lab.view.curves import CurveControls, RunGroup, lines, panels
 from swift_r1.lab.view.marks import ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
@@ -112,14 +112,14 @@ class _Overview:
             found.setdefault(key, []).append(place)
         return found
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[RunGroup]:
         runs, found = self.page.chosen, []
         for places in self._seeds().values():
             more = f" and {len(places) - 1} other seeds" if len(places) > 1 else ""
-            found.append(Group(runs[places[0]].name + more, [self.logs[place] for place in places]))
+            found.append(RunGroup(runs[places[0]].name + more, [self.logs[place] for place in places]))
         return found
 
-    def _ticks(self, shown: Shown) -> list[charts.Tick]:
+    def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
         """What happened to the first run; of several it would not be clear whose it is."""
         hours, per_hour = self.logs[0].hours(), shown.per_hour
         marks = self.timelines[0].marks if len(self.logs) == 1 else []
@@ -147,12 +147,12 @@ class _Overview:
         page, per_hour = self.page, 0.0
         if page.text("x") == "time":
             per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
-        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
+        shown = CurveControls(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
         return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
 
 
 def _options(
-    groups: Sequence[Group], shown: Shown, everything: bool, happened: Sequence[charts.Tick]
+    groups: Sequence[RunGroup], shown: CurveControls, everything: bool, happened: Sequence[charts.Tick]
 ) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]

@@ -9,7 +9,7 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from swift_r1.lab.runs.lanes import Block
+from swift_r1.lab.runs.lanes import SpanBlock
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view import charts
 from swift_r1.lab.view.marks import ticks
@@ -130,7 +130,7 @@ class _TimePage:
                 button.on("click", js_handler=_MOVE % (self.chart.id, scale, shift))
 
 
-def _read(timeline: Timeline, start: float, end: float) -> tuple[list[Block], str, str]:
+def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock], str, str]:
     """What to draw, and the tables."""
     lanes = timeline.lanes
     totals = {lane: timeline.totals(lane, start, end) for lane in lanes}
@@ -155,7 +155,7 @@ def _table(what: str, rows: Mapping[str, Mapping[str, float]], whole: Mapping[st
     return f'<table class="view-table"><caption style="text-align: left">{markup(title)}</caption>{body}</table>'
 
 
-def gantt(timeline: Timeline, blocks: Sequence[Block]) -> dict[str, Any]:
+def gantt(timeline: Timeline, blocks: Sequence[SpanBlock]) -> dict[str, Any]:
     """ECharts options of rectangles in lanes, a series per name, so that the legend hides and shows it; also of those
     that no block has, since with other series a chart loses its zoom."""
     lanes, (first, last) = timeline.lanes, timeline.extent or (0.0, 0.0)
