@@ -103,7 +103,8 @@ def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
     words = name.split()
     if len(words) > 1:
         return f"there is no {what} {name!r}: several are a list, in YAML [{', '.join(words)}]"
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+    if near:
         return f"there is no {what} {name}: did you mean {near[0]}?"
     return f"there is no {what} {name}: known are {', '.join(known) or 'none'}{more}"
 
@@ -160,7 +161,8 @@ def describe(error: BaseException) -> str:
     """
     message = _message(error)
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place, trace = None, error.__traceback__
+    place = None
+    trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith(_IMPORT_SYSTEM):

@@ -61,7 +61,8 @@ def group_advantages(
     check_known("estimator", estimator, get_args(Estimator))
     check_known("scale_rewards", scale_rewards, get_args(ScaleRewards))
     grouped, valid = _grouped(rewards, num_generations)
-    whole_batch, whole_valid = grouped.reshape(1, -1), valid.reshape(1, -1)
+    whole_batch = grouped.reshape(1, -1)
+    whole_valid = valid.reshape(1, -1)
 
     if estimator == "reinforce_plus_plus":
         centred = _centre(whole_batch, whole_valid).view_as(grouped)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from swift_r1.algorithms.losses import LossConfig
 
-SUM, COUNT = "/sum", "/count"
+SUM = "/sum"
+COUNT = "/count"
 MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo", "real"})
 """Losses that average over the tokens of each completion first, then over completions."""
 

@@ -81,12 +81,14 @@ class LossConfig:
             raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
         at_least_0 = ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta")
         for name in (*at_least_0, "fipo_clip_range", "sdar_loss_coef"):
-            if (number := getattr(self, name)) is not None and not number >= 0:
+            number = getattr(self, name)
+            if number is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
         above_0 = ["delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold"]
         above_0 += ["fipo_decay_rate", "fipo_safety_threshold", "real_tau", "num_generations", "sdar_gate_beta"]
         for name in above_0:
-            if (number := getattr(self, name)) is not None and not number > 0:
+            number = getattr(self, name)
+            if number is not None and not number > 0:
                 raise ValueError(f"{name} must be above 0, got {number}")
 
     @property
@@ -127,7 +129,8 @@ def clipped_surrogate(ratio: Tensor, logps: Tensor, advantages: Tensor, config: 
     PPO (arXiv 1707.06347, eq. 7) and GRPO (2402.03300, eq. 3); a higher upper bound: DAPO (2503.14476);
     the cap `delta`: INTELLECT-2 (2505.07291).
     """
-    low, high = 1 - config.epsilon, 1 + config.clip_high
+    low = 1 - config.epsilon
+    high = 1 + config.clip_high
     clipped = ratio.clamp(low, high)
     unclipped = ratio if config.delta is None else ratio.clamp(max=config.delta)
     loss = -torch.minimum(unclipped * advantages, clipped * advantages)
@@ -162,12 +165,14 @@ def fipo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -
     `fipo_decay_rate`); tokens with r above `delta` add nothing to F; f is clipped to 1 +- `fipo_clip_range`, with
     `fipo_clip_high_only` from below at 1, and to 0.8..1 where A < 0 and r is above `fipo_safety_threshold`.
     """
-    token, log_ratio = clipped_surrogate(ratio, logps, advantages, config), ratio.detach().log()
+    token = clipped_surrogate(ratio, logps, advantages, config)
+    log_ratio = ratio.detach().log()
     if config.delta is not None:
         log_ratio = log_ratio.masked_fill(ratio > config.delta, 0.0)
     future = discounted_future(log_ratio, 2 ** (-1 / config.fipo_decay_rate))
     influence = future.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    if width := config.fipo_clip_range:
+    width = config.fipo_clip_range
+    if width:
         influence = influence.clamp(1.0 if config.fipo_clip_high_only else 1 - width, 1 + width)
     safe = torch.ones_like(token.clipped_low)
     if config.fipo_safety_threshold is not None:
@@ -179,7 +184,8 @@ def fipo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -
 
 def discounted_future(values: Tensor, gamma: float) -> Tensor:
     """`[B, T]`: the sum over k >= t of gamma^(k - t) * values_k; by blocks, from the last one."""
-    size, blocks = 128, []
+    size = 128
+    blocks = []
     places = torch.arange(size, device=values.device, dtype=values.dtype)
     decay = (gamma ** (places - places[:, None]).clamp(min=0)).triu()
     later = values.new_zeros(len(values), 1)

@@ -39,9 +39,11 @@ def kept_completions(
         logps, behaviour, advantages, mask: `[B, T]` each, finite; the mask is 1 on trained tokens.
     """
     if whole is None:
-        drift, advantage = token_means(behaviour - logps.detach(), mask), token_means(advantages, mask)
+        drift = token_means(behaviour - logps.detach(), mask)
+        advantage = token_means(advantages, mask)
     else:
-        drift, advantage = whole.drift, whole.advantage
+        drift = whole.drift
+        advantage = whole.advantage
     return ((drift <= delta) | (advantage >= 0))[:, None]
 
 
@@ -54,14 +56,16 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
     - `rollout/training_ppl`, `rollout/rollout_ppl`: perplexities; `rollout/log_ppl_diff` (and `_abs_`): the log of
       their ratio, `rollout/ppl_ratio` that ratio.
     """
-    logps, bound = logps.detach(), LOG_RATIO_BOUND / 3
+    logps = logps.detach()
+    bound = LOG_RATIO_BOUND / 3
     log_ratio = (logps - rollout_logps).clamp(-bound, bound)
     tokens = {
         "kl": -log_ratio,
         "k3_kl": k3(rollout_logps, logps),
         "chi2_token": (2 * log_ratio).exp() - 1,
     }
-    own, engines = token_means(logps, mask), token_means(rollout_logps, mask)
+    own = token_means(logps, mask)
+    engines = token_means(rollout_logps, mask)
     difference = (engines - own).clamp(-bound, bound)
     completions = {
         "chi2_seq": (-2 * difference).exp() - 1,
@@ -86,7 +90,8 @@ def completion_weights(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Te
     """
     trained = mask != 0
     log_w = (logps.detach() - rollout_logps).double().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    w, none = log_w.exp().masked_fill(~trained, 0.0), -torch.inf
+    w = log_w.exp().masked_fill(~trained, 0.0)
+    none = -torch.inf
     sums = (trained.sum(1).double(), log_w.masked_fill(~trained, 0.0).sum(1), w.sum(1), w.square().sum(1))
     return torch.stack([*sums, log_w.masked_fill(~trained, none).amax(1)])
 

@@ -115,7 +115,8 @@ def policy_loss(
         rollout_logps = _constant(rollout_logps, trained, dtype)
     ratio = importance_ratio(logps, old_logps, weight, config, whole)
     token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
-    per_token, kept = token.loss, trained
+    per_token = token.loss
+    kept = trained
     metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
         **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
@@ -124,10 +125,12 @@ def policy_loss(
     for name, values in token.metrics.items():
         metrics |= masked_metric(name, values, weight)
 
-    if (delta := config.off_policy_sequence_mask_delta) is not None:
+    delta = config.off_policy_sequence_mask_delta
+    if delta is not None:
         behaviour = old_logps if rollout_logps is None else rollout_logps
         keep = kept_completions(logps, behaviour, advantages, weight, delta, whole)
-        per_token, kept = per_token * keep, kept & keep
+        per_token = per_token * keep
+        kept = kept & keep
         metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
 
     if entropies is not None:
@@ -139,7 +142,8 @@ def policy_loss(
         if entropy_threshold is None:
             entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
         high = entropies >= entropy_threshold
-        per_token, kept = per_token * high, kept & high
+        per_token = per_token * high
+        kept = kept & high
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
@@ -150,9 +154,11 @@ def policy_loss(
     if config.rollout_importance_sampling_mode is not None:
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
-        mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
+        mode = config.rollout_importance_sampling_mode
+        threshold = config.rollout_importance_sampling_threshold
         correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold, whole)
-        per_token, kept = per_token * correction, kept & (correction > 0)
+        per_token = per_token * correction
+        kept = kept & (correction > 0)
         metrics |= masked_metric("rollout/weight", correction.expand_as(weight), weight)
         metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
 
@@ -232,7 +238,8 @@ def rollout_weights(
     compared = log_ratio
     if mode.startswith("sequence"):
         compared = (token_means(log_ratio, mask) if whole is None else whole.gap)[:, None]
-    ratio, over = compared.exp(), compared.exp() > threshold
+    ratio = compared.exp()
+    over = compared.exp() > threshold
     weights = log_ratio.exp().masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
     return weights, over
 

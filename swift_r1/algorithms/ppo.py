@@ -109,14 +109,16 @@ def ppo_targets(
         tokens = whiten(tokens, counted, shift_mean=False)
     advantages, returns = gae(tokens, values.double(), counted, config.gamma, config.lam)
     if counted.any():
-        r, v = returns[counted], values.detach().double()[counted]
+        r = returns[counted]
+        v = values.detach().double()[counted]
         metrics |= {"returns/mean": r.mean().item(), "returns/std": r.std(unbiased=False).item()}
         metrics["values/mean"] = v.mean().item()
         if r.min() < r.max():
             metrics["explained_variance"] = 1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
     if config.whiten_advantages:
         advantages = whiten(advantages, counted)
-    advantages, written = advantages.float(), mask != 0
+    advantages = advantages.float()
+    written = mask != 0
     means = (advantages * written).sum(1) / written.sum(1).clamp(min=1)
     return Advantages(advantages, means, returns.float(), valid), metrics
 

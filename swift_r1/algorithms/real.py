@@ -37,7 +37,8 @@ def real_advantages(scores: Tensor, labels: Tensor, num_generations: int, tau: f
     """
     labels = labels.detach().double().view(-1, num_generations)
     logits = -labels * scores.detach().double().view_as(labels) / tau
-    advantages, total = torch.zeros_like(logits), logits.new_zeros(())
+    advantages = torch.zeros_like(logits)
+    total = logits.new_zeros(())
     for label in (1, -1):
         own = logits.masked_fill(labels != label, -torch.inf)
         log_sum = torch.logaddexp(own.logsumexp(1, keepdim=True), own.new_zeros(()))

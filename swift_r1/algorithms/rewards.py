@@ -56,9 +56,11 @@ class Composition:
         """
         # Without functions (a teacher alone) all are equal.
         rewards = self._sums(columns) if columns else (0.0,) * len(truncated)
-        if (value := self.truncated_reward) is not None:
+        value = self.truncated_reward
+        if value is not None:
             rewards = tuple(value if cut else reward for reward, cut in zip(rewards, truncated, strict=True))
-        if (penalty := self.missing_eos_penalty) is not None:
+        penalty = self.missing_eos_penalty
+        if penalty is not None:
             rewards = tuple(reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True))
         if self.multi_objective_aggregation == "sum_then_normalize" or not columns:
             return Totals(rewards, rewards)

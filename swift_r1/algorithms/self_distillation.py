@@ -30,7 +30,8 @@ def rlsd_advantages(
     Returns:
         `[B, T]`, without gradient, 0 where not trained.
     """
-    trained, base = mask != 0, advantages.detach()[:, None]
+    trained = mask != 0
+    base = advantages.detach()[:, None]
     gap = (teacher_logps - old_logps).detach().masked_fill(~trained, 0.0)
     # Clipped before `exp` too, so that none overflows where the clip decides anyway.
     weights = (base.sign() * gap).clamp(-20.0, 20.0).exp().clamp(1 - clip_range, 1 + clip_range)

@@ -42,9 +42,11 @@ swift demo --server
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
 FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")
-STEPS, SERVER_STEPS = 48, 48
+STEPS = 48
+SERVER_STEPS = 48
 PPO_STEPS_A_ROUND = 2
-COMPLETIONS, GROUP = 512, 16
+COMPLETIONS = 512
+GROUP = 16
 SERVER_STOP_S = 40
 DATA = ("--external_plugins", str(FILES / "plugin.py"), "--dataset", "countdown_mini")
 FLAGS = (
@@ -81,10 +83,12 @@ def run(words: Sequence[str]) -> int:
         console.print("[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic")
         command = [sys.executable, str(FILES / "warm_start.py"), "--output_dir", str(model), "--seed", str(args.seed)]
         command += ["--steps", str(args.warm_start_steps)] if args.warm_start_steps else []
-        if code := subprocess.run(command, env=environment, check=False).returncode:
+        code = subprocess.run(command, env=environment, check=False).returncode
+        if code:
             return code
 
-    ppo, name = args.algorithm == "ppo", args.algorithm.upper()
+    ppo = args.algorithm == "ppo"
+    name = args.algorithm.upper()
     console.print(f"\n[bold]2. {name}[/bold]: swift rlhf, with rewards for right answers and for the format")
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
     steps = args.steps or (SERVER_STEPS if args.server else STEPS) * steps_a_round
@@ -157,7 +161,8 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
     warm_start = json.loads((model / "warm_start.json").read_text())
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     evaluations = [line for line in log if "eval/countdown_mini/accuracy" in line]
-    first, last = evaluations[0], evaluations[-1]
+    first = evaluations[0]
+    last = evaluations[-1]
     table = Table(
         title=f"{summary['steps']} {name} steps in {summary['seconds']:.0f} s, after a warm start of "
         f"{warm_start['seconds']:.0f} s",

@@ -59,7 +59,8 @@ def run(words: Sequence[str]) -> int:
     for finding in examine():
         print(finding.line(), flush=True)
         states.append(finding.state)
-    broken, warnings = states.count("broken"), states.count("warning")
+    broken = states.count("broken")
+    warnings = states.count("warning")
     print(f"{len(states) - broken - warnings} ok, {warnings} warning{'s' * (warnings != 1)}, {broken} broken")
     return EXIT_USAGE if broken else EXIT_OK
 
@@ -77,7 +78,8 @@ def examine() -> Iterator[Examined]:
     if has_gpu(os.environ):
         yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
-    if missing := missing_for_vllm():
+    missing = missing_for_vllm()
+    if missing:
         yield Examined("vllm", "broken", missing)
     else:
         use = f"needed for `swift rollout`, else completions come from the trainer (--use_vllm false): {GET_VLLM}"
@@ -114,7 +116,8 @@ def devices() -> Examined:
 
 
 def processors() -> Examined:
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    pages = os.sysconf("SC_PHYS_PAGES")
+    size = os.sysconf("SC_PAGE_SIZE")
     text = f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory"
     if cpu_multiplies("bfloat16"):
         return Examined("processors", "ok", text)

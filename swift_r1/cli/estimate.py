@@ -56,7 +56,9 @@ def run(words: Sequence[str]) -> int:
     chip = chip_of(args.chip or ("cpu" if without else DEFAULT_CHIP))
     if chip.is_cpu and args.gpus is not None:
         raise UsageError(f"--gpus {args.gpus}: --chip {chip.name} has none")
-    use, lengths, recorded = assumed(chip), None, None
+    use = assumed(chip)
+    lengths = None
+    recorded = None
     if args.measured is not None:
         recorded = Path(args.measured).expanduser()
         lengths = lengths_of(recorded, chip)

@@ -50,7 +50,8 @@ def run(words: Sequence[str]) -> int:
     if not args.is_url:
         base = adapters_base(args.model)
         where = "" if base is None else f"--model {args.model} holds adapters of {base}: "
-        if faults := model_faults(base or args.model, os.environ):
+        faults = model_faults(base or args.model, os.environ)
+        if faults:
             raise UsageError(*(f"{where}{fault}" for fault in faults))
         dtype, about_dtype = dtype_here(base or args.model, args.torch_dtype, gpu)
         if about_dtype is not None:

@@ -89,7 +89,8 @@ def all_examples() -> Iterator[Example]:
 
 def with_all_it_uses(example: Example) -> list[Example]:
     """The example and those that its files name, and so on."""
-    known, found = {one.place: one for one in all_examples()}, [example]
+    known = {one.place: one for one in all_examples()}
+    found = [example]
     for one in found:
         for file in one.files:
             for place in _NAMED.findall((BUNDLED / file).read_text(encoding="utf-8")):

@@ -46,7 +46,8 @@ def run(words: Sequence[str]) -> int:
     world, _ = World.from_environment(os.environ)
     with TemporaryDirectory(prefix="swift-forecast-", ignore_cleanup_errors=True) as folder:
         args_json, environ = prepared(replace(parsed, output_dir=folder), words, world)
-        if code := _rehearse(args_json, world, environ):
+        code = _rehearse(args_json, world, environ)
+        if code:
             return code
         return _say(Path(folder), file, world)
 
@@ -75,10 +76,12 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     from swift_r1.record.metrics import read_json_lines
     from swift_r1.runtime.terminal import Terminal
 
-    content, found = _read(folder / "args.json"), _read(folder / FORECAST_FILE)
+    content = _read(folder / "args.json")
+    found = _read(folder / FORECAST_FILE)
     args = arguments_of(content)
     seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
-    said, memory = verdict(seen, args), _memory(args, world, seen.cost.peak_gib)
+    said = verdict(seen, args)
+    memory = _memory(args, world, seen.cost.peak_gib)
     show(seen, said, memory, Terminal(width=max(100, Terminal().width)))
     if file is not None:
         try:

@@ -42,7 +42,9 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(InitArguments, words)
     if len(args.folder) > 1:
         raise UsageError(f"one folder, not {len(args.folder)}: {' '.join(args.folder)}")
-    task, name, model = args.task, "".join(args.folder), args.model
+    task = args.task
+    name = "".join(args.folder)
+    model = args.model
     if sys.stdin.isatty():
         if task is None:
             for number, (known, what) in enumerate(TASKS.items(), 1):
@@ -50,13 +52,15 @@ def run(words: Sequence[str]) -> int:
             task = _asked("What is the model to learn?", next(iter(TASKS)), list(TASKS))
         while not name:
             name = _asked("Into which folder?", _free_name(f"my-{task}"))
-            if taken := _taken(Path(name), _texts(task)):
+            taken = _taken(Path(name), _texts(task))
+            if taken:
                 print(taken)
                 name = ""
         model = model or _asked("Which model (a folder or a hub id)?", _MODEL)
     if task is None or not name:
         raise UsageError(f"swift init FOLDER --task {'|'.join(TASKS)}")
-    folder, model = Path(name), model or _MODEL
+    folder = Path(name)
+    model = model or _MODEL
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise UsageError(f"--model {model}: there is no such folder")
     here = Path(model).expanduser()
@@ -92,7 +96,8 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
     """Writes the files of a task; their names. Raises UsageError where one is there already, or the folder cannot be
     written."""
     texts = _texts(task, model)
-    if taken := _taken(folder, texts):
+    taken = _taken(folder, texts)
+    if taken:
         raise UsageError(taken)
     try:
         folder.mkdir(parents=True, exist_ok=True)

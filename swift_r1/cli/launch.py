@@ -69,7 +69,8 @@ def run(words: Sequence[str]) -> int:
         planned = getattr(module, "planned", module.open_engine)
         print(dry_run(run_file, planned(run_file, args.silence_timeout), environ))
         return EXIT_OK
-    if faults := run_folder_faults(run_file.args, World()):
+    faults = run_folder_faults(run_file.args, World())
+    if faults:
         raise UsageError(*faults)
     engine = module.open_engine(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
@@ -93,7 +94,8 @@ def _without_dry_run(words: Sequence[str]) -> list[str]:
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
     """The launch's own flags, and those of `swift rlhf` with their values. Raises UsageError."""
-    own, others = spellings(LaunchArguments), spellings(RlhfArguments)
+    own = spellings(LaunchArguments)
+    others = spellings(RlhfArguments)
     kept: list[str] = []
     overrides: dict[str, Any] = {}
     faults: list[str] = []

@@ -58,7 +58,8 @@ def run(words: Sequence[str]) -> int:
         RunFailed: the merged model cannot be written.
     """
     args = parse_arguments(MergeArguments, words)
-    adapters, output = Path(args.adapters).expanduser(), Path(str(args.output_dir)).expanduser()
+    adapters = Path(args.adapters).expanduser()
+    output = Path(str(args.output_dir)).expanduser()
     base = base_model(adapters, args.model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output_dir {output} exists and is not empty")
@@ -78,7 +79,8 @@ def base_model(adapters: Path, model: str | None) -> str:
     base = model or adapter_config("--adapters", adapters).get("base_model_name_or_path")
     if not base:
         raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")
-    if faults := model_faults(str(base), os.environ):
+    faults = model_faults(str(base), os.environ)
+    if faults:
         raise UsageError(*(f"--adapters {adapters}: {fault}" for fault in faults))
     return str(base)
 

@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"swift {_command(content)}: {harmless(str(error))}", file=sys.stderr)
         return error.exit_code
     except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
-        if code := known_end(error, content):
+        code = known_end(error, content)
+        if code:
             return code
         traceback.print_exc()
         return EXIT_RUN_FAILED
@@ -70,11 +71,13 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
     from swift_r1.runtime.ranks import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 
-    command, rank = _command(content), os.environ.get("RANK", "0")
+    command = _command(content)
+    rank = os.environ.get("RANK", "0")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         print(f"swift {command}: {error.strerror}: {error.filename or content.get('run_dir', '')}", file=sys.stderr)
         return EXIT_RUN_FAILED
-    if what := out_of_memory(error):
+    what = out_of_memory(error)
+    if what:
         # What the failed step held can go: saying what would help needs some memory too.
         error.__traceback__ = None
         print(f"swift {command}: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)

@@ -67,7 +67,8 @@ def run(words: Sequence[str]) -> int:
         why = "a run with --agent or --env cannot be replayed, since an episode may have several sequences"
         raise UsageError(f"{recorded.path}: {why}")
     faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
-    if faults := [*faults, *model_files_faults(args, os.environ)]:
+    faults = [*faults, *model_files_faults(args, os.environ)]
+    if faults:
         raise UsageError(*faults)
     changes = _changes(recorded, args, world)
     folder, checkpoint = _start(recorded, args, changes)
@@ -110,7 +111,8 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
 
 def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list[str]:
     """What may change what is learned, in words."""
-    specs, before = flag_specs(ReplayArguments), recorded.args
+    specs = flag_specs(ReplayArguments)
+    before = recorded.args
     names = [name for name in sorted(args.given) if not specs[name].info.may_change and name != "max_steps"]
     differing = [(name, before.get(name), getattr(args, name)) for name in names]
     processes = processes_of(recorded.args)
@@ -129,9 +131,11 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
     from swift_r1.training.checkpoint.folder import fault_of
     from swift_r1.training.checkpoint.state import RunState
 
-    if fault := fault_of(named):
+    fault = fault_of(named)
+    if fault:
         raise UsageError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: {fault}")
-    if faults := run_folder_faults(replace(args, resume_from_checkpoint=None), World()):
+    faults = run_folder_faults(replace(args, resume_from_checkpoint=None), World())
+    if faults:
         raise UsageError(*faults)
     if changes and RunState.read(named).round is not None:
         raise UsageError(
@@ -168,8 +172,11 @@ def _planned(
         from swift_r1.training.checkpoint.state import RunState
 
         state = RunState.read(checkpoint)
-        step, rounds, begun = state.step, state.rounds, 0 if state.round is None else state.round["done"]
-    before, size = recorded.plan, recorded.plan["dataset_size"]
+        step = state.step
+        rounds = state.rounds
+        begun = 0 if state.round is None else state.round["done"]
+    before = recorded.plan
+    size = recorded.plan["dataset_size"]
     plan = make_plan(replace(args, max_steps=recorded.scheduled_steps), world.size, size)
     if plan.completions_per_round != before["completions_per_round"]:
         raise UsageError(
@@ -177,7 +184,8 @@ def _planned(
             f"{plan.completions_per_round}: change --gradient_accumulation_steps, --per_device_train_batch_size or the "
             "number of processes so that they agree"
         )
-    per_round, whole = plan.optimizer_steps_per_round, recorded.whole_rounds(rounds)
+    per_round = plan.optimizer_steps_per_round
+    whole = recorded.whole_rounds(rounds)
     alike = all(getattr(plan, one) == before[one] for one in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
     if alike:
         scheduled = recorded.scheduled_steps

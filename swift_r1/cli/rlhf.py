@@ -96,7 +96,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 
     Raises as `run`.
     """
-    gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
+    gpu = has_gpu(os.environ)
+    is_first_node = world.node_rank == 0
     args, about_machine = on_this_machine(parsed, gpu)
     from swift_r1.launch.checks.preflight import check_inputs
 
@@ -216,7 +217,8 @@ def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
         return f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}"
     import psutil
 
-    memory, needed = psutil.virtual_memory(), found.peak * world.nproc_per_node
+    memory = psutil.virtual_memory()
+    needed = found.peak * world.nproc_per_node
     fits = "fits" if needed <= memory.available else "does NOT fit"
     ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
     return (

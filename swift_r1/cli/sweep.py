@@ -42,7 +42,8 @@ def run(words: Sequence[str]) -> int:
     """
     if not words or is_flag(words[0]):
         raise UsageError("name the file first: swift sweep sweep.yaml")
-    args, file = parse_arguments(SweepArguments, words), words[0]
+    args = parse_arguments(SweepArguments, words)
+    file = words[0]
     folder = Path(args.output_dir or f"output/{Path(file).stem}")
     planned = plan_runs(args, file, folder, os.environ)
     places = find_places(args.parallel, planned, os.environ)
@@ -104,7 +105,8 @@ def _sweep(
         raise
     order = ranked(sweep)
     write_record(folder, file, sweep, order)
-    found, report = section(sweep, order), folder / "report.html"
+    found = section(sweep, order)
+    report = folder / "report.html"
     print_section(found, Terminal())
     try:
         for problem in write_report(find_runs([folder]), report, "html", [found]):

@@ -33,7 +33,8 @@ def run(words: Sequence[str]) -> int:
         PortTaken: another process listens on the port.
     """
     args = parse_arguments(ViewArguments, words)
-    if faults := host_faults(args.host, args.api_key):
+    faults = host_faults(args.host, args.api_key)
+    if faults:
         raise UsageError(*faults)
     check_packages()
     from swift_r1.record.folder import find_runs

@@ -31,12 +31,15 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.lab.diagnosis.watch import Diagnosis
     from swift_r1.record.folder import find_runs
 
-    told, found = [], False
+    told = []
+    found = False
     for folder in find_runs(args.runs):
         log = Diagnosis(folder.path)
         log.refresh()
         failed = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"][-1:]
-        findings, missing, early = list(log.findings.values()), log.not_judged, log.too_early
+        findings = list(log.findings.values())
+        missing = log.not_judged
+        early = log.too_early
         problems = [*folder.problems, *log.problems]
         found |= bool(findings)
         about = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}

@@ -70,7 +70,8 @@ class ProblemPreprocessor(ResponsePreprocessor):
         question = next((lowered[name] for name in self.questions if name in lowered), None)
         if question is None or not names:
             raise ValueError(f"no problem or no answer among the columns {', '.join(map(str, row)) or '(none)'}")
-        problem, answer = row[question], row[names[0]]
+        problem = row[question]
+        answer = row[names[0]]
         rest = {key: value for key, value in row.items() if key not in (question, *names)}
         solution = self.final(answer)
         if solution is None:
@@ -93,7 +94,8 @@ class WorkedPreprocessor(ProblemPreprocessor):
         text = super().final(answer)
         if not isinstance(text, str):
             return text
-        if hashes := _HASHES.search(text):
+        hashes = _HASHES.search(text)
+        if hashes:
             return hashes[1].strip()
         return last_boxed(text) or text
 

@@ -32,7 +32,9 @@ class Choices:
     """
 
     def __init__(self, sampler: Sampler, ahead: int = 0, taken: int = 0, saved: str = "") -> None:
-        self._sampler, self._ahead, self._first = sampler, ahead, taken
+        self._sampler = sampler
+        self._ahead = ahead
+        self._first = taken
         self._rows: list[int] = []  # of the prompts from number `_first` on
         self._untold: list[tuple[int, list[Outcome]]] = []  # by round
         self._lock = threading.Lock()
@@ -45,7 +47,8 @@ class Choices:
     def choose(self, end: int, round_: int) -> None:
         """Chooses rows for all prompts up to number `end`, for this round."""
         with self._lock:
-            if (missing := end - self._first - len(self._rows)) <= 0:
+            missing = end - self._first - len(self._rows)
+            if missing <= 0:
                 return
             while self._untold and self._untold[0][0] < round_ - self._ahead:
                 self._call("tell", partial(self._sampler.tell, self._untold.pop(0)[1]))

@@ -66,7 +66,8 @@ def countdown_problem(
     """
     rng = random.Random(f"{seed}:{split}:{index}")
     lowest, highest = spec.targets
-    first, size = spec.numbers[0], spec.numbers[1] - spec.numbers[0] + 1
+    first = spec.numbers[0]
+    size = spec.numbers[1] - spec.numbers[0] + 1
     count = rng.choice(spec.counts)
     draw = rng.random
     for _ in range(_ATTEMPTS):

@@ -55,7 +55,8 @@ def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder
     `load_rows`, and where no row has one."""
     rows: list[Row] = []
     for source in open_sources(values, use_hf=flags.use_hf):
-        drops, wanted = Drops(), source.spec.sample
+        drops = Drops()
+        wanted = source.spec.sample
         of_subset = {name: _with_answer(one) for name, one in source.of_subset.items()}
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
         raws = source.rows("train", wanted if source.samples_itself else None, flags.seed)
@@ -67,7 +68,8 @@ def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder
             found = [found[order[place % len(found)]] for place in range(wanted)]
         rows += found
     answers = ExpertAnswers(encoder.fitting(rows, "expert"), encoder, longest, flags.seed)
-    if cut := answers.too_long():
+    cut = answers.too_long()
+    if cut:
         text = "--chord_sft_dataset: %d of %d answers are cut to --max_completion_length %d tokens"
         _logger.warning(text, cut, len(answers.rows), longest)
     return answers

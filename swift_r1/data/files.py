@@ -88,7 +88,8 @@ def check_file(path: Path) -> None:
 def line_batches(path: str, rows: int) -> Iterator[Lines]:
     """A file of lines in parts of so many rows, for several processes to parse. Lines without text are not rows."""
     with open(path, "rb") as file:
-        coming, index = _lines(file), 0
+        coming = _lines(file)
+        index = 0
         while part := list(islice(coming, rows)):
             yield Lines(path, index, part)
             index += len(part)

@@ -64,7 +64,8 @@ def _asked(address: str) -> _Asked:
 
 class _Asked:
     def __init__(self, address: str) -> None:
-        self._address, self._until = address, time.monotonic() + _ANSWER_S
+        self._address = address
+        self._until = time.monotonic() + _ANSWER_S
         self._why: str | None = f"{address} does not answer"
         # A thread, since looking up a name knows no deadline.
         self._thread = threading.Thread(target=self._ask, daemon=True)
@@ -161,7 +162,8 @@ def _modelscope_folder(place: SetLocation) -> str:
         ) from error
     for name in ("modelscope", "modelscope_hub"):  # they log every request
         logging.getLogger(name).setLevel(logging.ERROR)
-    name, revision = place.name, place.revision
+    name = place.name
+    revision = place.revision
 
     def download() -> str:
         why = why_unreachable("ms")
@@ -198,7 +200,8 @@ def _online_or_cached(
 
 
 def _failure(place: SetLocation, subset: str, split: str, error: Exception) -> UsageError:
-    part, cause = f"(subset {subset}, split {split})", f"{type(error).__name__}: {one_line(error)}"
+    part = f"(subset {subset}, split {split})"
+    cause = f"{type(error).__name__}: {one_line(error)}"
     if place.hub is None:
         return UsageError(f"dataset {place.name} {part}: the folder cannot be read: {cause}")
     cache = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser() / "datasets"

@@ -48,7 +48,9 @@ class _Collector:
     rows."""
 
     def __init__(self, flags: DataFlags, made: Mapping[str, str] | None, keep: bool) -> None:
-        self._flags, self._made, self._keep = flags, made or {}, keep
+        self._flags = flags
+        self._made = made or {}
+        self._keep = keep
         self._state: np.random.RandomState | None = None
         self._skipped = 0
         self.broken = 0
@@ -103,8 +105,10 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a reserved
             name, no row left.
     """
-    seed, held_out = flags.seed, Rows()
-    collector, validation = _Collector(flags, prepared, keep), _Collector(flags, prepared, keep)
+    seed = flags.seed
+    held_out = Rows()
+    collector = _Collector(flags, prepared, keep)
+    validation = _Collector(flags, prepared, keep)
     limit = sys.maxsize if flags.eval_limit is None else flags.eval_limit
     if flags.streaming:
         train: Sequence[Row] = first_rows(flags)

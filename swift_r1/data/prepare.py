@@ -63,7 +63,8 @@ def prepared_rows(
             name; with `strict`, a broken row.
     """
     request = request_key(source, split, count, flags)
-    if (path := prepared.get(request)) and (made := whole_store(Path(path))):
+    path = prepared.get(request)
+    if path and (made := whole_store(Path(path))):
         if made.path.name.startswith(RUN_ONLY):
             made.path.unlink(missing_ok=True)  # who has it open can still read it
         return made
@@ -155,7 +156,8 @@ def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> 
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
-    logged, done = time.monotonic(), 0
+    logged = time.monotonic()
+    done = 0
     with tqdm(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
         for block in blocks:
             yield block
@@ -211,7 +213,8 @@ def _work(task: Task) -> RowBlock:
 
 def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     """Prepared rows of raw ones."""
-    drops, rows = Drops(), []
+    drops = Drops()
+    rows = []
     how = (flags.columns, drops, flags.strict, flags.tool_use)
     for raw, part, row, line in results(source, source.task_rows(task), *how):
         rows.append(

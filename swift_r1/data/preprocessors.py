@@ -160,7 +160,8 @@ class MessagesPreprocessor(RowPreprocessor):
     def _standard(self, message: Mapping[str, Any]) -> list[Row]:
         role = _first(message, self.role_keys)
         if role is None:  # a pair of turns in one object
-            user, assistant = _first(message, self.user_roles), _first(message, self.assistant_roles)
+            user = _first(message, self.user_roles)
+            assistant = _first(message, self.assistant_roles)
             return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
         own = {"system": [self.system_role], "user": self.user_roles, "assistant": self.assistant_roles}
         role = next((standard for standard, names in own.items() if role in names), role)

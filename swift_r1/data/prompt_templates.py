@@ -156,7 +156,8 @@ def _for_template(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """A message as chat templates want it: the arguments of a tool call as an object, where they are the JSON of one,
     and content that is text."""
     own = dict(message)
-    if calls := own.get("tool_calls"):
+    calls = own.get("tool_calls")
+    if calls:
         own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
         own["content"] = own.get("content") or ""
     if own.get("role") == "tool" and isinstance(own["content"], str):

@@ -120,7 +120,8 @@ class PromptEncoder:
     def __init__(
         self, tokenizer: Any, wording: Wording | None = None, max_length: int | None = None, truncation: str = "delete"
     ) -> None:
-        self.tokenizer, self.truncation = tokenizer, truncation
+        self.tokenizer = tokenizer
+        self.truncation = truncation
         self._wording = wording or Wording()
         self._max_length = max_length
         self._given: dict[str, Any] = {}

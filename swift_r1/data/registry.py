@@ -205,7 +205,8 @@ def _subset(entry: Any, where: str) -> SubsetDataset | str:
 
 def _preprocessor(about: dict[str, Any], where: str) -> Preprocess | None:
     """Takes its settings out of an entry."""
-    columns, messages = about.pop("columns", None), about.pop("messages", None)
+    columns = about.pop("columns", None)
+    messages = about.pop("messages", None)
     if columns and not all(isinstance(new, str) for new in columns.values()):
         raise UsageError(f"{where}: columns maps names to names")
     if messages is not None:

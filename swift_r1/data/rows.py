@@ -114,7 +114,8 @@ def results(
             continue
         drops.filtered += not rows
         for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            if clashing := sorted((RESERVED | TOOL_COLUMNS if use.called else RESERVED).intersection(row)):
+            clashing = sorted((RESERVED | TOOL_COLUMNS if use.called else RESERVED).intersection(row))
+            if clashing:
                 raise UsageError(
                     f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
                     f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
@@ -192,7 +193,8 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, content = message["role"], message["content"]
+    role = message["role"]
+    content = message["content"]
     if role not in _ROLES:
         raise RowFault(f"unknown role {role!r} in messages")
     if not isinstance(content, str):

@@ -74,7 +74,8 @@ class PromptSampler:
         """The next row index."""
         epoch, position = divmod(self._drawn, self.rows_per_epoch)
         if self.shuffle and epoch != self._order_epoch:
-            self._order, self._order_epoch = permutation(self.num_rows, f"{self.seed}:{epoch}"), epoch
+            self._order = permutation(self.num_rows, f"{self.seed}:{epoch}")
+            self._order_epoch = epoch
         self._drawn += 1
         return position if self._order is None else int(self._order[position])
 
@@ -113,7 +114,8 @@ class Sampler(ABC):
     """
 
     def __init__(self, rows: Sequence[Row], args: Any) -> None:
-        self.rows, self.args = rows, args
+        self.rows = rows
+        self.args = args
         self.order = PromptSampler(len(rows), 1, args.dataset_shuffle, int(args.data_seed or 0))
 
     @abstractmethod
@@ -180,7 +182,9 @@ class Difficulty(Sampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._calls, self._last, self._rates = state["calls"], dict(state["last"]), dict(state["rates"])
+        self._calls = state["calls"]
+        self._last = dict(state["last"])
+        self._rates = dict(state["rates"])
 
 
 class Curriculum(Sampler):
@@ -208,7 +212,8 @@ class Curriculum(Sampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._taken, self._epoch = state["taken"], []
+        self._taken = state["taken"]
+        self._epoch = []
 
 
 def _difficulty(row: Row) -> float:

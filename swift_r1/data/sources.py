@@ -87,17 +87,21 @@ def parse_dataset(value: str) -> DatasetSpec:
     Raises:
         UsageError: no name, an unknown prefix, or a `#N` that is not a positive whole number.
     """
-    text, hub, sample = value.strip(), None, None
+    text = value.strip()
+    hub = None
+    sample = None
     prefix, separator, rest = text.partition("::")
     if separator:
         if prefix.lower() not in _HUBS:
             raise UsageError(f"--dataset {value}: {prefix}:: is not a hub, use hf:: or ms::")
-        hub, text = _HUBS[prefix.lower()], rest
+        hub = _HUBS[prefix.lower()]
+        text = rest
     head, separator, count = text.rpartition("#")
     if separator:
         if not (count.isascii() and count.isdigit()) or int(count) == 0:
             raise UsageError(f"--dataset {value}: after # comes the number of rows, not {count!r}")
-        text, sample = head, int(count)
+        text = head
+        sample = int(count)
     name, _, subsets = text.partition(":")
     parts = tuple(part.strip() for part in subsets.split("/")) if subsets else ()
     if not name.strip() or not all(parts):

@@ -83,7 +83,9 @@ class RowStore:
 
         batches = list(pa.ipc.open_stream(pa.memory_map(str(path))).iter_batches_with_custom_metadata())
         header = json.loads(batches[-1].custom_metadata["header"])
-        self.path, self.drops, self.digest = path, Drops(**header["drops"]), str(header["digest"])
+        self.path = path
+        self.drops = Drops(**header["drops"])
+        self.digest = str(header["digest"])
         self.table = pa.Table.from_batches([one.batch for one in batches]).unify_dictionaries()
 
     def __len__(self) -> int:
@@ -118,7 +120,9 @@ def write_store(
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=_MAKING, dir=path.parent)
     os.close(descriptor)
-    digest, count, drops = hashlib.blake2b(digest_size=16), 0, Drops()
+    digest = hashlib.blake2b(digest_size=16)
+    count = 0
+    drops = Drops()
     try:
         remove_old(path.parent)
         with pa.ipc.new_stream(name, _schema()) as stream:

@@ -60,11 +60,13 @@ class RowStream:
         for number in drawn_sources(self.flags, epoch):
             if sum(map(bool, turns)) >= _ending(self.flags):
                 return
-            if (row := coming[number]) is None:
+            row = coming[number]
+            if row is None:
                 continue
             turn = turns[number]
             yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
-            if (following := next(running[number], None)) is None:
+            following = next(running[number], None)
+            if following is None:
                 turns[number] += 1
                 running[number] = self._once(self.sources[number], log=False)
                 following = next(running[number], None)
@@ -115,7 +117,8 @@ def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
 
 def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
     """How many rows of sources of these sizes a mixed pass has."""
-    counts, used_up = [0] * len(sizes), 0
+    counts = [0] * len(sizes)
+    used_up = 0
     for number in drawn_sources(flags):
         counts[number] += 1
         used_up += counts[number] == sizes[number]

@@ -39,7 +39,8 @@ def described(name: str) -> dict[str, Any]:
     except Exception as error:  # transformers' own errors, or what evaluating a hint raises
         raise UsageError(f"{where}: its hints or docstring make no schema: {one_line(error)}") from error
     for parameter in parameters:
-        if odd := next(_not_json(hints[parameter]), None):
+        odd = next(_not_json(hints[parameter]), None)
+        if odd:
             raise UsageError(
                 f"{where}: the type hint of {parameter} has {getattr(odd, '__name__', odd)}, which no JSON is: write "
                 "str, int, float, bool, list, tuple, dict or Literal[...]"

@@ -108,7 +108,8 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     unanswered: list[dict[str, Any]] = []
     number = 0
     for message in messages:
-        role, calls = message.get("role"), _calls(message)
+        role = message.get("role")
+        calls = _calls(message)
         if role in ANSWER_ROLES:
             call = _answered(unanswered, message.get("tool_call_id"))
             content = message.get("content")

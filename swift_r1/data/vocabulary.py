@@ -26,7 +26,8 @@ def vocabulary_of(tokenizer: Any) -> list[tuple[bytes, bool]]:
         if "ByteLevel" in decoder:
             whole = of_character.keys() >= set(token)  # else it is its own text, for the decoder too
             return bytes(of_character[one] for one in token) if whole else token.encode()
-        if byte := _BYTE.fullmatch(token):
+        byte = _BYTE.fullmatch(token)
+        if byte:
             return bytes.fromhex(byte[1])
         return (token.replace(_SPACE, " ") if backend is None or _SPACE in decoder else token).encode()
 

@@ -12,7 +12,8 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_pattern, flag
 from swift_r1.flags.training import DTYPES, ModelArguments
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva", None)
 """Of `init_lora_weights`: those that leave the model under the adapters as it is."""
 _NOT_OURS = (
@@ -49,12 +50,14 @@ def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
     """The flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none, or of a
     kind that cannot be trained here."""
     config = adapter_config(flag, folder)
-    if (kind := config.get("peft_type")) != "LORA":
+    kind = config.get("peft_type")
+    if kind != "LORA":
         raise UsageError(f"{flag} {folder} holds adapters of the kind {kind}: only LoRA is done here")
     faults = [f"{name} {json.dumps(config[name])}" for name in _NOT_OURS if config.get(name)]
     if config.get("bias", "none") != "none":
         faults.append(f"bias {config['bias']}")
-    if (init := config.get("init_lora_weights")) not in _PLAIN_STARTS:
+    init = config.get("init_lora_weights")
+    if init not in _PLAIN_STARTS:
         faults.append(f"init_lora_weights {init}, which changed the model under them")
     if faults:
         raise UsageError(
@@ -177,7 +180,8 @@ class AdapterArguments(ModelArguments):
         own = self.given_adapters(given)
         for name in sorted(given & own.keys()):
             if getattr(self, name) != own[name]:
-                folder, value = self.start_adapters[0], _shown(own[name])
+                folder = self.start_adapters[0]
+                value = _shown(own[name])
                 yield f"--adapters {folder} has --{name} {value}: leave it out, or give that"
         if self.ref_adapters and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]:
             yield (

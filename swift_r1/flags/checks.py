@@ -62,7 +62,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
     chord = {f"chord_{name}": getattr(args, f"chord_{name}") for name in _CHORD} if args.chord_sft_dataset else {}
-    if missing := [f"--{name}" for name, value in chord.items() if value is None]:
+    missing = [f"--{name}" for name, value in chord.items() if value is None]
+    if missing:
         yield f"--chord_sft_dataset needs {', '.join(missing)}"
     if args.loss_type == "fipo" and args.importance_sampling_level != "token":
         yield "--loss_type fipo weighs tokens by their own ratios: use --importance_sampling_level token"
@@ -83,7 +84,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
             "the batch: groups of equal rewards teach there too"
         )
-    longest, most = (args.max_length or 0) + args.max_completion_length, args.max_tokens_per_micro_batch
+    longest = (args.max_length or 0) + args.max_completion_length
+    most = args.max_tokens_per_micro_batch
     if most is not None and most < longest:
         yield (
             f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
@@ -189,7 +191,9 @@ def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
     """Which servers, and how weights go to them."""
-    hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
+    hosts = args.vllm_server_host
+    ports = args.vllm_server_port
+    urls = args.vllm_server_base_url
     if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
         yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
     if args.weight_fanout and args.weight_transport in ("shm", "nccl"):
@@ -222,7 +226,8 @@ def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterat
     across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
     accumulation = args.gradient_accumulation_steps
     micro_batches = args.steps_per_generation or args.micro_batches_per_round
-    if (size := args.generation_batch_size) is not None:
+    size = args.generation_batch_size
+    if size is not None:
         if size % micro_batch:
             near = _near_multiples(size, micro_batch)
             yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
@@ -271,7 +276,8 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
         yield "give either --warmup_steps or --warmup_ratio, not both"
-    kind, kwargs = args.lr_scheduler_type, args.lr_scheduler_kwargs
+    kind = args.lr_scheduler_type
+    kwargs = args.lr_scheduler_kwargs
     allowed = _SCHEDULER_KWARGS.get(kind, set())
     for name in sorted(set(kwargs) - allowed):
         instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
@@ -289,7 +295,8 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
     if world.size == 1:
         alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
-        if unused := [name for name in alone if name in given]:
+        unused = [name for name in alone if name in given]
+        if unused:
             yield no_effect(unused, "on one process: leave it out")
     if world.size % (spread := args.sequence_parallel_size):
         yield (
@@ -331,7 +338,8 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
         if args.streaming and strategy == "epoch":
             yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
-    if (shares := args.interleave_prob) is not None:
+    shares = args.interleave_prob
+    if shares is not None:
         if len(shares) != len(args.dataset):
             yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
         elif abs(sum(shares) - 1) > 1e-6:

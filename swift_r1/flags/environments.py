@@ -16,7 +16,8 @@ def _check(spec: str) -> None:
 
     if "://" in spec and (why := why_no_url(spec.partition(":")[2])) is not None:
         raise ValueError(f"{why}: {without_password(spec)!r}")
-    if faults := kind_faults(spec):
+    faults = kind_faults(spec)
+    if faults:
         raise UsageError(*faults)
 
 

@@ -94,7 +94,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> EvalTask:
     text = str(own["dataset"])
     benchmark, equals, rest = text.partition("=")
     if not equals or "/" in benchmark:
-        benchmark, rest = "", text
+        benchmark = ""
+        rest = text
     elif benchmark not in BENCHMARKS:
         raise UsageError(no_such("benchmark", benchmark, BENCHMARKS))
     try:
@@ -105,7 +106,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> EvalTask:
     kind = benchmark or spec.name
     label = benchmark or (PurePath(spec.name).stem if spec.is_file else spec.name)
     filled = {key: item for key, item in defaults.items() if key in _FIELDS}
-    reward, instruction = BENCHMARKS.get(kind, filled.get("reward")), filled.get("instruction")
+    reward = BENCHMARKS.get(kind, filled.get("reward"))
+    instruction = filled.get("instruction")
     filled |= {"name": re.sub(r"[^\w.+-]", "_", label), "reward": reward}
     if spec.sample is not None:
         filled["limit"] = spec.sample

@@ -132,7 +132,8 @@ class EvalArguments(
         if self.compare:
             if len(self.compare) != 2:
                 yield f"--compare takes two folders, not {len(self.compare)}"
-            if unread := sorted(given - {"compare", "seed", "output_dir"}):
+            unread = sorted(given - {"compare", "seed", "output_dir"})
+            if unread:
                 yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
             return
         if not self.model:
@@ -162,9 +163,11 @@ class EvalArguments(
         unread: tuple[str, ...] = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size")
         why = "--infer_backend vllm"
         if self.is_url:
-            unread, why = (*_LOCAL_FLAGS, *_ENGINE_FLAGS), "the URL of a server"
+            unread = (*_LOCAL_FLAGS, *_ENGINE_FLAGS)
+            why = "the URL of a server"
         elif self.infer_backend == "transformers":
-            unread, why = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS), "--infer_backend transformers"
+            unread = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS)
+            why = "--infer_backend transformers"
         found = [name for name in unread if name in given]
         if found and self.model:
             yield no_effect(found, f"with {why}")

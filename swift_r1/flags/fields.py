@@ -118,7 +118,9 @@ _specs: dict[type, Mapping[str, FlagSpec]] = {}
 def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
     """The flags of a command's argument class by name, in the order of its groups."""
     if cls not in _specs:
-        hints, groups, defaults = typing.get_type_hints(cls), _groups(cls), cls()
+        hints = typing.get_type_hints(cls)
+        groups = _groups(cls)
+        defaults = cls()
         _specs[cls] = {
             one.name: FlagSpec(
                 one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
@@ -162,13 +164,15 @@ def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[st
 
 
 def check_url(url: str) -> None:
-    if (why := why_no_url(url)) is not None:
+    why = why_no_url(url)
+    if why is not None:
         raise ValueError(f"{why}: {without_password(url)!r}")
 
 
 def check_no_key(values: Mapping[str, Any]) -> None:
     """Of a flag with values by name, whose text is written to `args.json`."""
-    if name := next(keys_in(values), None):
+    name = next(keys_in(values), None)
+    if name:
         raise ValueError(
             f"holds {name!r}: a key has no place in a flag, which is written to files: put it into a variable, "
             "and where an environment or a reward needs it, name that in --reward_env"

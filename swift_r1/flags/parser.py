@@ -196,7 +196,8 @@ def _read(
         if spec is None and meaning is None:
             reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
             continue
-        name, shown = spelling if spec is None else spec.name, f"{before}{dashes}{spelling}"
+        name = spelling if spec is None else spec.name
+        shown = f"{before}{dashes}{spelling}"
         if name in seen:
             also = "" if seen[name] == spelling else f", once as {dashes}{seen[name]}"
             reading.faults.append(f"{shown} is given twice{also}: keep one")

@@ -68,7 +68,8 @@ def make_plan(
     """
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
-    micro_batches, accumulation = args.micro_batches_per_round, args.gradient_accumulation_steps
+    micro_batches = args.micro_batches_per_round
+    accumulation = args.gradient_accumulation_steps
     completions = args.completions_per_step * micro_batches // accumulation
     prompts, odd = divmod(completions, args.num_generations)
     if odd or micro_batches % accumulation:
@@ -201,7 +202,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
-    if (how := args.teaches_by) is not None:
+    how = args.teaches_by
+    if how is not None:
         who = ", ".join(filter(None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]))
         places = {"advantage": "each token's advantage", "reward": "the reward"}
         where = places.get(how, f"the loss, over {args.gkd_logits_topk} tokens")

@@ -30,7 +30,8 @@ def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping
         run = newest_version(base)[1] if add_version else base
         checkpoints = [] if run is None else sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
     else:
-        run, checkpoints = None, [Path(resume_from)]
+        run = None
+        checkpoints = [Path(resume_from)]
     for path in (*(one / "state" / "run.json" for one in checkpoints), *([] if run is None else [run / "args.json"])):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -38,7 +38,8 @@ class RlhfArguments(RlhfFlags):
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
         batch, chosen = self.resolved_batch(given, self.counted_for(given, world.size))
-        critic_model, critic_rate = self.critic_model, self.critic_learning_rate
+        critic_model = self.critic_model
+        critic_rate = self.critic_learning_rate
         if self.rlhf_type == "ppo":
             critic_model = critic_model or self.model
             critic_rate = self.peak_learning_rate if critic_rate is None else critic_rate
@@ -113,7 +114,8 @@ class CheckArguments(RlhfArguments):
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
-        specs, groups = flag_specs(type(self)), ("Plugins and rewards", "Built-in rewards")
+        specs = flag_specs(type(self))
+        groups = ("Plugins and rewards", "Built-in rewards")
         read = {name for name in given if name == "enable_thinking" or specs[name].group in groups}
         yield from scope_faults(self, given & read)
         yield from checks.reward_flag_faults(self, given)

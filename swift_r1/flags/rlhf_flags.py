@@ -156,9 +156,12 @@ class RlhfFlags(
 
     def resolved_batch(self, given: frozenset[str], processes: int) -> tuple[dict[str, int | None], list[str]]:
         """The flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
-        micro_batch, chosen = self.per_device_train_batch_size * processes, []
-        accumulation, micro_batches = self.gradient_accumulation_steps, self.micro_batches_per_round
-        if (found := self.chosen_accumulation(given, processes)) is not None:
+        micro_batch = self.per_device_train_batch_size * processes
+        chosen = []
+        accumulation = self.gradient_accumulation_steps
+        micro_batches = self.micro_batches_per_round
+        found = self.chosen_accumulation(given, processes)
+        if found is not None:
             accumulation = micro_batches = found
             chosen.append(
                 f"--gradient_accumulation_steps {found}: a micro-batch of {micro_batch} has no whole groups of "
@@ -166,7 +169,8 @@ class RlhfFlags(
             )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch
-        if (asked := self.steps_per_generation or micro_batches) < accumulation:
+        asked = self.steps_per_generation or micro_batches
+        if asked < accumulation:
             micro_batches = accumulation
             chosen.append(
                 f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "

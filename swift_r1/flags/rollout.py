@@ -211,7 +211,8 @@ class GenerationArguments(EngineFlags):
             return ()
         if self.vllm_server_base_url:
             return tuple(url.rstrip("/") for url in self.vllm_server_base_url)
-        hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
+        hosts = self.vllm_server_host or ["127.0.0.1"]
+        ports = self.vllm_server_port
         number = max(len(hosts), len(ports))
         pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
         return tuple(url_of(host, port) for host, port in pairs)

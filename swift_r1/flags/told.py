@@ -41,7 +41,8 @@ def with_told(words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: 
         raise UsageError(*faults)
     news = {name: value for name, value in told.items() if name not in both}
     known = {Path(path).expanduser().resolve() for path in args.external_plugins}
-    if more := [str(path) for path in here if path.resolve() not in known]:
+    more = [str(path) for path in here if path.resolve() not in known]
+    if more:
         news["external_plugins"] = [*args.external_plugins, *more]
     if not news:
         return args, ""

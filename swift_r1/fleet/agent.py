@@ -1,11 +1,10 @@
 """`python -m swift_r1.fleet.agent [SILENCE_S [told]]`: starts processes on a node for a driver, and ends them.
 
-It speaks JSON lines on its standard input and output (`NodeAgent` says which). Keys and variables travel there, never on
-a command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends all
-that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an event:
-so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is
-left where the second was killed. Linux.
-"""
+It speaks JSON lines on its standard input and output (`NodeAgent` says which). Keys and variables travel there, never
+on a command line. When its input ends, when it gets a signal, or when nothing was heard for SILENCE_S seconds, it ends
+all that it started, and whatever that has started, and itself. With `told` it passes SIGTERM on to the driver as an
+event: so does Slurm announce the end of a job. It is two processes: the first only waits, and ends what is left where
+the second was killed. Linux."""
 
 from __future__ import annotations
 
@@ -154,11 +153,13 @@ class NodeAgent:
         self.children[child.name] = child
 
     def do_signal(self, order: Mapping[str, Any]) -> None:
-        if child := self.children.get(order["id"]):
+        child = self.children.get(order["id"])
+        if child:
             child.process.send_signal(order["signal"])
 
     def do_end(self, order: Mapping[str, Any]) -> None:
-        if child := self.children.get(order["id"]):
+        child = self.children.get(order["id"])
+        if child:
             child.process.terminate()
             child.deadline = time.monotonic() + order["end_s"]
 

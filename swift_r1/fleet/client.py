@@ -28,9 +28,11 @@ class AgentClient:
     """
 
     def __init__(self, engine: ClusterBackend, node: Node, events: SimpleQueue[Any]) -> None:
-        self.node, self.heard = node, time.monotonic()
+        self.node = node
+        self.heard = time.monotonic()
         self.about: Event | None = None
-        self._engine, self._events = engine, events
+        self._engine = engine
+        self._events = events
         self._pipe: AgentPipe | None = None
         self._orders: SimpleQueue[bytes | None] = SimpleQueue()
         self._closed = threading.Event()

@@ -54,7 +54,8 @@ def device_variables(place: NodeSlot, node_has_gpus: bool) -> dict[str, str]:
 def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Of all processes: the file's, the servers' key, and this process's keys of trackers and hubs. Raises UsageError:
     one that the file only names is not set here."""
-    if missing := [name for name, value in run.environ.items() if value is None and name not in environ]:
+    missing = [name for name, value in run.environ.items() if value is None and name not in environ]
+    if missing:
         raise UsageError(*(f"{run.path}: environ: {name} has no value, and is not set here" for name in missing))
     secrets = {spec.info.secret for spec in flag_specs(RlhfArguments).values() if spec.info.secret}
     passed = {name: environ[name] for name in sorted({*secrets, *_FORWARDED}) if name in environ}

@@ -48,8 +48,12 @@ class Driver:
         show: Callable[[str], None],
         changed: Callable[[Driver], None],
     ) -> None:
-        self.run_file, self.args, self.logs = run, args, logs
-        self._say, self._show, self._changed = say, show, changed
+        self.run_file = run
+        self.args = args
+        self.logs = logs
+        self._say = say
+        self._show = show
+        self._changed = changed
         self._events: SimpleQueue[Any] = SimpleQueue()  # which a signal's handler may put into
         self.fleet = Fleet(engine, self._events, args.silence_timeout)
         self.interrupted: int | None = None
@@ -199,7 +203,8 @@ class Driver:
 
     def _gone(self, client: AgentClient, text: str) -> None:
         self.fleet.gone(client, text)
-        was_there, why = client.about is not None, self.fleet.faults[client.node.name]
+        was_there = client.about is not None
+        why = self.fleet.faults[client.node.name]
         own = [task for task in self.tasks if task.client is client and (task.lives or task.state == "placed")]
         if was_there and not self._ending:
             self._say(f"{client.node.name} is gone: {why}")
@@ -219,7 +224,8 @@ class Driver:
     def _output(self, task: FleetTask, text: str) -> None:
         with self.log(task).open("a", encoding="utf-8") as out:
             out.write(text)
-        if lines := [line for line in text.splitlines() if line.strip()]:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if lines:
             task.last_line = lines[-1].strip()[:300]
         if task is self.training.tasks[0]:
             self._show(text)

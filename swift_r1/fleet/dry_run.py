@@ -41,7 +41,8 @@ def dry_run(run: RunFile, engine: ClusterBackend, environ: Mapping[str, str]) ->
     urls: dict[str, list[str]] = {}
     for role in (*SERVERS, ROLLOUT):
         for number, place in enumerate(places.get(role, ())):
-            node, port = nodes[place.node], _FIRST_PORT + sum(map(len, urls.values()))
+            node = nodes[place.node]
+            port = _FIRST_PORT + sum(map(len, urls.values()))
             address = node.address or node.name
             urls.setdefault(role, []).append(url_of(address, port))
             words = server_words(run, role, address, port)

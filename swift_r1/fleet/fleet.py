@@ -33,12 +33,14 @@ class Fleet:
     """
 
     def __init__(self, engine: ClusterBackend, events: SimpleQueue[Any], silence_s: float) -> None:
-        self.engine, self.silence_s = engine, silence_s
+        self.engine = engine
+        self.silence_s = silence_s
         self.clients: dict[str, AgentClient] = {}
         self.faults: dict[str, str] = {}
         self._tried: dict[str, float] = {}
         self._leaving: list[AgentClient] = []  # gone, but perhaps still ending what they have started
-        self._events, self._over = events, threading.Event()
+        self._events = events
+        self._over = threading.Event()
 
     def open(self) -> None:
         """Begins to connect to all nodes. Raises UsageError: they cannot be found out."""
@@ -54,7 +56,8 @@ class Fleet:
 
     def update(self, nodes: Sequence[Node]) -> None:
         """Connects to nodes that are new, or back; closes the way to those that are not there any more."""
-        now, names = time.monotonic(), {node.name for node in nodes}
+        now = time.monotonic()
+        names = {node.name for node in nodes}
         for name in self.clients.keys() - names:
             self.drop(self.clients[name], "it is not among the nodes any more")
         self._leaving = [client for client in self._leaving if not client.over]
@@ -129,7 +132,8 @@ class Fleet:
 
 def _parts(node: Node, about: Event) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """A node's GPUs and cores; a number that was given for it counts more than what its agent found."""
-    gpus, cpus = tuple(about["gpus"]), tuple(about["cpus"])
+    gpus = tuple(about["gpus"])
+    cpus = tuple(about["cpus"])
     if node.gpus is not None:
         gpus = gpus[: node.gpus] if len(gpus) >= node.gpus else tuple(map(str, range(node.gpus)))
     return gpus, cpus if node.cpus is None else cpus[: node.cpus]

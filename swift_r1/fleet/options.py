@@ -14,7 +14,8 @@ _KINDS: dict[type, str] = {int: "a whole number of at least 0", str: "text", lis
 def read_options(run: RunFile, engine: str, known: Mapping[str, type]) -> dict[str, Any]:
     """What the file has for an engine. Raises UsageError: keys that are not `known`, or values of another type."""
     options = dict(run.options.get(engine, {}))
-    if faults := option_faults(options, known):
+    faults = option_faults(options, known)
+    if faults:
         raise UsageError(*(f"{run.path}: {engine}: {fault}" for fault in faults))
     return options
 

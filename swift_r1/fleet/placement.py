@@ -72,7 +72,8 @@ def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[N
 
 def _free(room: Room, taken: Sequence[NodeSlot]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     used = [one for one in taken if one.node == room.name]
-    gpus, cpus = {gpu for one in used for gpu in one.gpus}, {cpu for one in used for cpu in one.cpus or ()}
+    gpus = {gpu for one in used for gpu in one.gpus}
+    cpus = {cpu for one in used for cpu in one.cpus or ()}
     return tuple(one for one in room.gpus if one not in gpus), tuple(one for one in room.cpus if one not in cpus)
 
 

@@ -18,8 +18,10 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.fleet.backends import ENGINES
 from swift_r1.wire.urls import has_password, is_secret_name
 
-TRAIN, ROLLOUT = "train", "rollout"
-JUDGE, TEACHER = "judge", "teacher"
+TRAIN = "train"
+ROLLOUT = "rollout"
+JUDGE = "judge"
+TEACHER = "teacher"
 SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
 _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
@@ -127,7 +129,8 @@ def with_addresses(
 ) -> dict[str, Any]:
     """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
     servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
-    flags, faults = dict(rlhf), list[str]()
+    flags = dict(rlhf)
+    faults = list[str]()
     if ROLLOUT in urls:
         flags |= {"vllm_server_file": server_file} if server_file else {"vllm_server_base_url": list(urls[ROLLOUT])}
         if set(_SERVER_FLAGS).intersection(rlhf):
@@ -240,7 +243,8 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
 
 def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
     """Under the flags' own names: an alias in the file and a name on the command line are the same flag."""
-    known, found = spellings(cls), dict[str, Any]()
+    known = spellings(cls)
+    found = dict[str, Any]()
     for written, value in values.items():
         name = written.replace("-", "_")
         found[known[name].name if name in known else name] = value

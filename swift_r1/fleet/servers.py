@@ -47,9 +47,15 @@ class FleetServers:
         changed: Callable[[FleetTask, str], None],
         moved: Callable[[FleetTask], None],
     ) -> None:
-        self._run, self._fleet, self._environ, self._max_restarts = run, fleet, environ, max_restarts
+        self._run = run
+        self._fleet = fleet
+        self._environ = environ
+        self._max_restarts = max_restarts
         self._node_timeout = node_timeout
-        self._log, self._taken, self._changed, self._moved = log, taken, changed, moved
+        self._log = log
+        self._taken = taken
+        self._changed = changed
+        self._moved = moved
         self._without: dict[str, float] = {}  # since when a server has no place, by its name
         roles = [role for name, role in run.roles.items() if name != TRAIN]
         self.tasks = [FleetTask(role, number) for role in roles for number in range(role.count)]
@@ -87,7 +93,8 @@ class FleetServers:
         if task.url is not None:
             self._start(task)
             return
-        address, client = self._fleet.address(task.place.node), task.client
+        address = self._fleet.address(task.place.node)
+        client = task.client
 
         def with_port(answer: Event) -> None:
             if task.client is not client or task.state != "placed":
@@ -117,11 +124,14 @@ class FleetServers:
                 why = f"did not serve within {limit_s:g} s (--vllm_server_timeout): {task.last_line}"
                 raise ServerFailed(f"{task.name} on {task.node} {why} ({self._log(task)})", EXIT_RUN_FAILED)
             if task.state == "starting" and task.url is not None and task.client is not None:
-                attempt, key = task.attempt, self._environ["SWIFT_API_KEY"]
+                attempt = task.attempt
+                key = self._environ["SWIFT_API_KEY"]
 
                 def answered(answer: Event, task: FleetTask = task, attempt: int = attempt) -> None:
                     if answer.get("ready") and task.attempt == attempt and task.state == "starting":
-                        task.state, task.ever_ready, task.failures = "ready", True, 0
+                        task.state = "ready"
+                        task.ever_ready = True
+                        task.failures = 0
                         self._changed(task, "serves")
 
                 task.client.ask("ready", answered, url=task.url, key=key)
@@ -147,12 +157,14 @@ class FleetServers:
         """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
         one of its role is given up."""
         was = task.ending
-        lost, moves = task.code is None, task.code in (None, EXIT_PORT_TAKEN)
+        lost = task.code is None
+        moves = task.code in (None, EXIT_PORT_TAKEN)
         if not lost and not task.ever_ready and not moves:
             raise ServerFailed(f"{was} before it was ready: {task.last_line} ({self._log(task)})", task.code or 0)
         task.failures += not lost
         if task.failures > self._max_restarts:
-            task.state, task.url = "given up", None
+            task.state = "given up"
+            task.url = None
             why = f"{was}: given up after {task.failures} ends in a row: {task.last_line}"
             if all(one.state == "given up" for one in self.tasks if one.role is task.role):
                 raise ServerFailed(f"{why} ({self._log(task)})", task.code or 0)
@@ -161,7 +173,10 @@ class FleetServers:
             return
         self._changed(task, f"{was}: it comes back")
         if moves:
-            task.url, task.port, task.place, task.state = None, None, None, "waiting"
+            task.url = None
+            task.port = None
+            task.place = None
+            task.state = "waiting"
             self._moved(task)
         else:
             self.begin(task)

@@ -56,7 +56,8 @@ class Display:
     """
 
     def __init__(self, logs: Path) -> None:
-        self._logs, self._console = logs, _Terminal(stderr=True)
+        self._logs = logs
+        self._console = _Terminal(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
 
     def __enter__(self) -> Display:

@@ -68,8 +68,10 @@ class FleetTask:
         """Gives the order to its agent; `words` follow the interpreter's name."""
         assert self.client is not None and self.client.about is not None and self.place is not None
         node = self.client.node
-        self.attempt, self.started = self.attempt + 1, time.monotonic()
-        self.code, self.state = None, "running" if self.role.name == TRAIN else "starting"
+        self.attempt = self.attempt + 1
+        self.started = time.monotonic()
+        self.code = None
+        self.state = "running" if self.role.name == TRAIN else "starting"
         with log.open("a", encoding="utf-8") as out:
             out.write(f"swift launch: start {self.attempt} of {self.name}, on {node.name}\n")
         self.client.tell(
@@ -92,11 +94,15 @@ class FleetTask:
             self.client.tell("end", id=self.process, end_s=end_s)
 
     def ended(self, code: int) -> None:
-        self.state, self.code = "ended", code
+        self.state = "ended"
+        self.code = code
 
     def lost(self, why: str) -> None:
         """Its node is gone, and it with that."""
-        self.state, self.code, self.client, self.why = "ended", None, None, why
+        self.state = "ended"
+        self.code = None
+        self.client = None
+        self.why = why
 
     @property
     def ending(self) -> str:

@@ -55,10 +55,18 @@ class Training:
         changed: Callable[[FleetTask, str], None],
         servers: FleetServers,
     ) -> None:
-        self._run, self._fleet, self._environ, self._folder, self._resume = run, fleet, environ, folder, resume
-        self._max_restarts, self._on_node_loss, self._log, self._taken = max_restarts, on_node_loss, log, taken
+        self._run = run
+        self._fleet = fleet
+        self._environ = environ
+        self._folder = folder
+        self._resume = resume
+        self._max_restarts = max_restarts
+        self._on_node_loss = on_node_loss
+        self._log = log
+        self._taken = taken
         self._node_timeout = node_timeout
-        self._changed, self._servers = changed, servers
+        self._changed = changed
+        self._servers = servers
         self.role = run.roles[TRAIN]
         self.tasks = [FleetTask(self.role, number) for number in range(self.role.count)]
         self.restarts = 0
@@ -78,23 +86,27 @@ class Training:
 
     def begin(self) -> None:
         """Starts all nodes at their places, where those are still there."""
-        first, there = self.tasks[0].place, {room.name for room in self._fleet.rooms()}
+        first = self.tasks[0].place
+        there = {room.name for room in self._fleet.rooms()}
         assert first is not None
-        if lost := [task for task in self.tasks if task.node not in there]:
+        lost = [task for task in self.tasks if task.node not in there]
+        if lost:
             self._after_loss(lost)
             return
         for task in self.tasks:
             assert task.place is not None
             task.client = self._fleet.clients[task.place.node]
             task.state = "placed"
-        address, client = self._fleet.address(first.node), self.tasks[0].client
+        address = self._fleet.address(first.node)
+        client = self.tasks[0].client
         assert client is not None
 
         def with_port(answer: Event) -> None:
             if any(task.state != "placed" for task in self.tasks):
                 return
             if "error" in answer:
-                self.code, self.why = EXIT_USAGE, f"no port of {address} on {first.node}: {answer['error']}"
+                self.code = EXIT_USAGE
+                self.why = f"no port of {address} on {first.node}: {answer['error']}"
                 return
             [port] = answer["ports"]
             self.tell_servers()
@@ -118,7 +130,8 @@ class Training:
         now = self._servers.urls.get(ROLLOUT)
         if now is None:
             return
-        gone, first = sorted(self._told.difference(now)), not self._told
+        gone = sorted(self._told.difference(now))
+        first = not self._told
         self._told.update(now)
         for task in self.tasks:
             if task.client is not None and task.client.about is not None:
@@ -135,7 +148,8 @@ class Training:
 
     def restart(self, why: str) -> None:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
-        self.again, self.why = True, why
+        self.again = True
+        self.why = why
         for task in self.tasks:
             task.end(TRAIN_END_S)
 
@@ -166,7 +180,8 @@ class Training:
         """Ends nodes that do not follow the others; decides when all have ended."""
         if self.code is not None or any(task.lives for task in self.tasks):
             if self._deadline is not None and time.monotonic() > self._deadline:
-                self._deadline, self._ending_others = None, True
+                self._deadline = None
+                self._ending_others = True
                 for task in self.tasks:
                     task.end(_KILL_S)
             return
@@ -179,8 +194,11 @@ class Training:
     def _decide(self, interrupted: int | None) -> None:
         """What comes of an end: an exit code of the launch, or that training begins again."""
         lost = [task for task in self.tasks if task.code is None]
-        codes, asked, self.again = self._codes, self.again, False
-        self._codes, self._ending_others = [], False
+        codes = self._codes
+        asked = self.again
+        self.again = False
+        self._codes = []
+        self._ending_others = False
         code = next((one for one in codes if one != EXIT_OK), EXIT_OK)
         for task in self.tasks:
             task.state = "waiting"
@@ -198,7 +216,8 @@ class Training:
         elif code == EXIT_SERVER_UNREACHABLE and self._servers.were_ready:
             self._again("its servers were lost")
         else:
-            self.code, self.why = code, _CODES.get(code, "")
+            self.code = code
+            self.why = _CODES.get(code, "")
         if self.code is not None:
             for task in self.tasks:
                 task.state = "ended"
@@ -206,19 +225,24 @@ class Training:
     def _after_loss(self, lost: Sequence[FleetTask]) -> None:
         names = ", ".join(task.node for task in lost)
         if self._on_node_loss == "stop":
-            self.code, self.why = EXIT_RUN_FAILED, f"{names} is gone (--on_node_loss stop)"
+            self.code = EXIT_RUN_FAILED
+            self.why = f"{names} is gone (--on_node_loss stop)"
         else:
             self._again(f"{names} is gone")
 
     def _again(self, why: str) -> None:
         if self.restarts >= self._max_restarts:
-            self.code, self.why = EXIT_RUN_FAILED, f"{why}, and it was restarted {self.restarts} times (--max_restarts)"
+            self.code = EXIT_RUN_FAILED
+            self.why = f"{why}, and it was restarted {self.restarts} times (--max_restarts)"
             return
-        self.again, self.why, self._since = True, why, time.monotonic()
+        self.again = True
+        self.why = why
+        self._since = time.monotonic()
 
     def _begin_again(self) -> None:
         """On as many nodes as before, or in the end on fewer."""
-        waited, wanted = time.monotonic() - self._since, self.role.count
+        waited = time.monotonic() - self._since
+        wanted = self.role.count
         if waited > self._node_timeout:
             self.code = EXIT_RUN_FAILED
             missing = "nodes came" if self._servers.enough else "servers were there"

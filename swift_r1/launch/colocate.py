@@ -31,7 +31,8 @@ def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[Rl
     """The arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
     if args.use_vllm is not None:
         return args, None
-    if (why := why_own_process(args, plan.max_tokens, world, gpu)) is not None:
+    why = why_own_process(args, plan.max_tokens, world, gpu)
+    if why is not None:
         line = f"completions come from the trainer's own process (--use_vllm false): {why}"
         return replace(args, use_vllm=False), line
     line = (

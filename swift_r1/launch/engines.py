@@ -76,7 +76,8 @@ def _on_several_nodes(
         urls, _, check = start_engines(args, world, folder, key, host)
         nodes.tell(f"engines/{world.node_rank}", json.dumps(urls))
         [told] = nodes.ask(["engines"], check)
-        started, token = replace(args, vllm_server_base_url=json.loads(told), api_key=key), None
+        started = replace(args, vllm_server_base_url=json.loads(told), api_key=key)
+        token = None
     else:
         key = secrets.token_hex(16)
         nodes.tell("key", key)
@@ -157,10 +158,12 @@ def devices_of(
     """Variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
         visible = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-        name, separator = "CUDA_VISIBLE_DEVICES", ","
+        name = "CUDA_VISIBLE_DEVICES"
+        separator = ","
         parts = [visible[rank] if rank < len(visible) else str(rank) for rank in range(ranks)]
     else:
-        name, separator = "VLLM_CPU_OMP_THREADS_BIND", "|"
+        name = "VLLM_CPU_OMP_THREADS_BIND"
+        separator = "|"
         parts = cpu_binding(cpus, ranks).split(separator)
     starts = range(0, ranks, each)
     if not gpu and name in environ:

@@ -76,7 +76,9 @@ class Nodes:
     def __init__(
         self, world: World, ddp_timeout: float, end_workers: Callable[[], None], patience_s: float = MEETING_SECONDS
     ) -> None:
-        self.world, self.patience_s, self.silence_s = world, patience_s, max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
+        self.world = world
+        self.patience_s = patience_s
+        self.silence_s = max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
         self._end_workers = end_workers
         self._over = threading.Event()
         self._heard = {node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank}
@@ -119,7 +121,8 @@ class Nodes:
     def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
         """What the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed: node 0,
         which holds the store, has ended; or the others do not tell."""
-        deadline, said = time.monotonic() + self.patience_s, time.monotonic()
+        deadline = time.monotonic() + self.patience_s
+        said = time.monotonic()
         try:
             while not self._own.check(list(keys)):
                 while_waiting()
@@ -144,7 +147,8 @@ class Nodes:
         if not self.world.node_rank:
             self.tell("settings", json.dumps(mine))
             return
-        first, node = json.loads(self.ask(["settings"])[0]), self.world.node_rank
+        first = json.loads(self.ask(["settings"])[0])
+        node = self.world.node_rank
         faults = [
             f"{name} is {value} on node {node}, and {first[name]} on node 0"
             for name, value in json.loads(json.dumps(mine)).items()
@@ -206,7 +210,8 @@ class Nodes:
 
     def _talk(self) -> None:
         """Sends heartbeats and listens to the others; a lost store may block it for ever, which `_judge` sees."""
-        beats, consequences_since = 0, None
+        beats = 0
+        consequences_since = None
         last = dict.fromkeys(self._heard, b"")
         while self.seen is None and not self._over.wait(_BEAT_SECONDS):
             beats += 1
@@ -261,8 +266,10 @@ class Nodes:
     def _connect(self) -> Store:
         import torch.distributed as dist
 
-        host, is_first = str(self.world.master_addr), self.world.node_rank == 0
-        port, limit = self.world.master_port or DEFAULT_MASTER_PORT, timedelta(seconds=MEETING_SECONDS)
+        host = str(self.world.master_addr)
+        is_first = self.world.node_rank == 0
+        port = self.world.master_port or DEFAULT_MASTER_PORT
+        limit = timedelta(seconds=MEETING_SECONDS)
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not exported to mypy
                 host, port, None, is_first, limit, wait_for_workers=False, multi_tenant=True

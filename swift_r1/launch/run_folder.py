@@ -177,11 +177,13 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
         if whole is None:
             say(f"{newest} has no whole checkpoint yet: starting from the beginning", args.command)
             return newest, None
-        run_dir, checkpoint = newest, whole
+        run_dir = newest
+        checkpoint = whole
     else:
         checkpoint = Path(args.resume_from_checkpoint).absolute()
         run_dir = checkpoint.parent
-        if fault := fault_of(checkpoint):
+        fault = fault_of(checkpoint)
+        if fault:
             raise UsageError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: {fault}")
         if base not in (run_dir, run_dir.parent):
             raise UsageError(

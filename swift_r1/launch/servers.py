@@ -63,7 +63,8 @@ def wait_for_servers(
     with ExitStack() as cleanup:
         clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in _urls(args, report)]
         infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
-        if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
+        why = why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)])
+        if why:
             raise UsageError(why)
         config = config_of(Path(args.model).expanduser())  # the tokenizer is compared when it is loaded
         known = (config.get("text_config") or config).get("vocab_size", infos[0].vocab_size)

@@ -74,7 +74,8 @@ class EngineProcess:
         with contextlib.suppress(OSError), opener.open(request, timeout=2) as answer:
             self.ready = answer.status == 200
         if self.ready:
-            self.ever_ready, self.restarts = True, 0
+            self.ever_ready = True
+            self.restarts = 0
 
 
 def main() -> int:

@@ -52,7 +52,9 @@ class PackedRow:
 
 def packed_row(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> PackedRow:
     """The row of these groups, of each the tokens of its prompt and of its completions."""
-    found, places, start = [], [_places(lengths) for _, lengths in groups], 0
+    found = []
+    places = [_places(lengths) for _, lengths in groups]
+    start = 0
     whole = flash.on_device(torch.cat(places), device)
     for (prompt, lengths), own in zip(groups, torch.split(whole, [len(one) for one in places]), strict=True):
         found.append(PromptGroup(start, prompt, len(lengths), max(lengths, default=0), own))
@@ -107,7 +109,9 @@ def _by_group(
         q, k, v = (states[group.start : middle] for states in (query, key, value))
         if group.width:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
-            q, k, v = q.clone(), k.clone(), v.clone()
+            q = q.clone()
+            k = k.clone()
+            v = v.clone()
         yield _causal(q, k, v, scaling, window)
         if group.width:
             own = [states[middle : middle + len(group.places)] for states in (query, key, value)]
@@ -124,7 +128,9 @@ def _to_heads(sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: T
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
     """A sequence on its own; all `[L, heads, width]`."""
     query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
-    shares, length, near = query.shape[1] != key.shape[1], query.shape[2], None
+    shares = query.shape[1] != key.shape[1]
+    length = query.shape[2]
+    near = None
     if window is not None and window < length:
         near = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
     out = scaled_dot_product_attention(
@@ -154,14 +160,17 @@ def _after_prompt(
         for prompt, states in ((prompt_key, key), (prompt_value, value))
     )
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
-    heads, shared, size = query.shape[2], key.shape[1], value.shape[3]
+    heads = query.shape[2]
+    shared = key.shape[1]
+    size = value.shape[3]
     ratio = heads // shared
     query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4)
     parts = []
     for start in range(0, group.width, _BLOCK):
         end = min(start + _BLOCK, group.width)
         # A token sees up to its own place; a mask of all tokens would grow with the square of their number.
-        place, last = group.prompt_length + start, group.prompt_length + end
+        place = group.prompt_length + start
+        last = group.prompt_length + end
         first = 0 if window is None else max(0, place - window + 1)
         near = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device).tril(place - first)
         if window is not None:

@@ -143,7 +143,8 @@ def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
     kind: Any = type(module)
     if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
         return False
-    states, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
+    states = torch.linspace(-3, 2, 1024).view(64, 16)
+    weight = torch.linspace(0.5, 1.5, 16)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
@@ -156,7 +157,8 @@ def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
         hidden = states.to(dtype)
         try:
             with torch.no_grad():
-                own, ours = kind.forward(stand_in, hidden), forward(stand_in, hidden)
+                own = kind.forward(stand_in, hidden)
+                ours = forward(stand_in, hidden)
         except AttributeError:  # it uses more than the stand-in has
             return False
         close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)

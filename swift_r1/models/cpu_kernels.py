@@ -49,7 +49,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, scale = ctx.saved_tensors
-        rows, grads = hidden.reshape(-1, hidden.shape[-1]), grad.reshape(-1, hidden.shape[-1])
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        grads = grad.reshape(-1, hidden.shape[-1])
         to_hidden = torch.empty_like(rows)
         to_weight = torch.zeros(weight.shape, dtype=scale.dtype, device=weight.device)
         for block in _blocks(rows):
@@ -65,7 +66,8 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        gates, ups = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
+        gates = gate.reshape(-1, gate.shape[-1])
+        ups = up.reshape(-1, up.shape[-1])
         out = torch.empty_like(gates)
         for block in _blocks(gates):
             torch.mul(silu(gates[block]), ups[block], out=out[block])
@@ -75,7 +77,8 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         width = grad.shape[-1]
         grads, gates, ups = (states.reshape(-1, width) for states in (grad, *ctx.saved_tensors))
-        to_gate, to_up = torch.empty_like(gates), torch.empty_like(ups)
+        to_gate = torch.empty_like(gates)
+        to_up = torch.empty_like(ups)
         for block in _blocks(gates):
             torch.mul(silu(gates[block]), grads[block], out=to_up[block])
             to_gate[block] = torch.ops.aten.silu_backward(grads[block] * ups[block], gates[block])

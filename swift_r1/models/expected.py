@@ -101,7 +101,8 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int,
             shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
             shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
             found |= targets
-    if missing := sorted(set(config.target_modules) - found):
+    missing = sorted(set(config.target_modules) - found)
+    if missing:
         raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")
     return shapes
 

@@ -94,9 +94,11 @@ class _RowAttention(torch.autograd.Function):
             # softmax over both = each one's, weighted by its share of the sum of exponentials
             both = torch.logaddexp(lse, far_lse)
             own_share, far_share = ((one - both).exp().t()[:, :, None] for one in (lse, far_lse))
-            out, lse = torch.addcmul(out * own_share, far, far_share).to(out.dtype), both
+            out = torch.addcmul(out * own_share, far, far_share).to(out.dtype)
+            lse = both
         ctx.save_for_backward(query, key, value, out, lse, *state)
-        ctx.spans, ctx.scaling = spans, scaling
+        ctx.spans = spans
+        ctx.scaling = scaling
         return out
 
     @staticmethod

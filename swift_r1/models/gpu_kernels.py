@@ -122,7 +122,8 @@ class _RmsNorm(torch.autograd.Function):
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
+        gate = gate.contiguous()
+        up = up.contiguous()
         ctx.save_for_backward(gate, up)
         out = torch.empty_like(gate)
         _swiglu_forward[(triton.cdiv(gate.numel(), _ELEMENTS),)](gate, up, out, gate.numel(), BLOCK=_ELEMENTS)
@@ -131,7 +132,8 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
+        to_gate = torch.empty_like(gate)
+        to_up = torch.empty_like(up)
         _swiglu_backward[(triton.cdiv(gate.numel(), _ELEMENTS),)](
             grad.contiguous(), gate, up, to_gate, to_up, gate.numel(), BLOCK=_ELEMENTS
         )
@@ -141,7 +143,8 @@ class _SwiGlu(torch.autograd.Function):
 class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = cos.contiguous(), sin.contiguous()
+        cos = cos.contiguous()
+        sin = sin.contiguous()
         ctx.save_for_backward(cos, sin)
         return _rotate(states, cos, sin, back=False)
 

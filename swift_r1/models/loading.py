@@ -139,13 +139,15 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
 
     try:
         known = transformers_config(path, "--reward_model")
-        if classifies := has_value_head(known):
+        classifies = has_value_head(known)
+        if classifies:
             model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=_dtype(dtype), **SAFE)
         if adapters is not None:
             from huggingface_hub import snapshot_download
             from peft import PeftModel
 
-            if not (folder := Path(adapters).expanduser()).is_dir():
+            folder = Path(adapters).expanduser()
+            if not folder.is_dir():
                 folder = Path(snapshot_download(adapters, allow_patterns=[CONFIG, WEIGHTS]))
             config = adapter_config("--reward_adapters", folder)  # without it peft would take a pickle
             if not classifies and config.get("task_type") == "SEQ_CLS":

@@ -102,7 +102,8 @@ def logits_bytes(device: torch.device) -> int:
 def rounded_products() -> Iterator[None]:
     """Within it logits are rounded to the weights' dtype, as transformers' are, on every device."""
     global WIDE_PRODUCTS
-    before, WIDE_PRODUCTS = WIDE_PRODUCTS, False
+    before = WIDE_PRODUCTS
+    WIDE_PRODUCTS = False
     try:
         yield
     finally:
@@ -175,7 +176,10 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if len(kept) < keep:
                 kept.append(weights)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
-        ctx.form, ctx.temperature, ctx.chunk_size, ctx.kernels = form, temperature, chunk_size, kernels
+        ctx.form = form
+        ctx.temperature = temperature
+        ctx.chunk_size = chunk_size
+        ctx.kernels = kernels
         ctx.mark_non_differentiable(entropies, targets)
         return logps, entropies, targets
 

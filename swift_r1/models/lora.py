@@ -122,7 +122,8 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
         own = (one for one in linear if model.get_submodule(one) is not head)
         modules = sorted({one.rpartition(".")[2] for one in own} - experts)
     chosen = filter(settings.adapts, linear) if settings.target_regex else modules
-    if found := sorted(experts & {module.rpartition(".")[2] for module in chosen}):
+    found = sorted(experts & {module.rpartition(".")[2] for module in chosen})
+    if found:
         raise UsageError(
             f"{flag} {' '.join(found)}: the experts and routers of {type(model).__name__} get no adapters, "
             "nor do modules of their names; all-linear adapts the others"
@@ -185,7 +186,8 @@ def take_adapter(model: PreTrainedModel, name: str, folder: str | Path, flag: st
             raise UsageError(f"{flag} {folder} does not fit --model and the flags: {weight.name} {has}")
         with torch.no_grad():
             weight.base.copy_(value)
-    if left := [one for one in saved if not (_tied(model) and one.endswith("lm_head.weight"))]:
+    left = [one for one in saved if not (_tied(model) and one.endswith("lm_head.weight"))]
+    if left:
         raise UsageError(f"{flag} {folder} does not fit --model and the flags: {left[0]} has no place there")
 
 

@@ -52,7 +52,8 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
-    if (fault := misfit(base, adapters)) is not None:
+    fault = misfit(base, adapters)
+    if fault is not None:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
     model = load_model(base, known.get("dtype"), False, quantization=quantization)
     try:

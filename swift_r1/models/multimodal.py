@@ -69,7 +69,9 @@ def _without_towers(base: Any) -> Any:
             return output
 
     # A config and transformers' tables of names go by them.
-    Language.__name__, Language.__qualname__, Language.__module__ = base.__name__, base.__qualname__, base.__module__
+    Language.__name__ = base.__name__
+    Language.__qualname__ = base.__qualname__
+    Language.__module__ = base.__module__
     return Language
 
 
@@ -104,7 +106,8 @@ def placeholders(config: Any) -> tuple[int, ...]:
 def probe_tokens(count: int, config: Any) -> list[int]:
     """The fixed tokens that ways to compute a model are compared on: spread over the vocabulary by a prime, and they do
     not repeat soon."""
-    size, never = config.get_text_config().vocab_size, placeholders(config)
+    size = config.get_text_config().vocab_size
+    never = placeholders(config)
     tokens = (number * 7919 % size for number in range(1, count + 1 + len(never) * count))
     return list(islice((token for token in tokens if token not in never), count))
 
@@ -119,7 +122,8 @@ def _folder_of(model: str) -> Path:
 def copy_processor(model: str, folder: Path) -> None:
     """Copies to `folder` what a model folder (or id) has beside its tokenizer for images, videos and sound."""
     for name in _PROCESSOR:
-        if (file := _folder_of(model) / name).is_file():
+        file = _folder_of(model) / name
+        if file.is_file():
             shutil.copy(file, folder)
 
 

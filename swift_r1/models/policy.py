@@ -134,19 +134,24 @@ class LogprobHead(nn.Module):
 
     def __init__(self, output_embeddings: Any, config: Any) -> None:
         super().__init__()
-        self.weight, self.bias = output_embeddings.weight, getattr(output_embeddings, "bias", None)
+        self.weight = output_embeddings.weight
+        self.bias = getattr(output_embeddings, "bias", None)
         self._switch = [output_embeddings]  # in a list: not a module of this one
-        if (loaded := getattr(output_embeddings, "original_module", None)) is not None:
-            self.loaded_weight, self.loaded_bias = loaded.weight, getattr(loaded, "bias", None)
+        loaded = getattr(output_embeddings, "original_module", None)
+        if loaded is not None:
+            self.loaded_weight = loaded.weight
+            self.loaded_bias = getattr(loaded, "bias", None)
         # By transformers' names; `check_logprobs` finds out where an architecture does something else.
         text = config.get_text_config()
         scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float, top: int) -> TokenLogprobs:
-        weight, bias = self.weight, self.bias
+        weight = self.weight
+        bias = self.bias
         if getattr(self._switch[0], "disable_adapters", False):
-            weight, bias = self.loaded_weight, self.loaded_bias
+            weight = self.loaded_weight
+            bias = self.loaded_bias
         return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature, top=top)
 
 

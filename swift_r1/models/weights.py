@@ -68,7 +68,8 @@ class Weight:
         """The weight in the dtype that it is computed in; an adapter is merged in float32: `W + D`, of DoRA
         `m (W + D) / |W + D|` for each output. A plain parameter is not copied."""
         base = self.base.detach()
-        if (state := _quant_state(self.base)) is not None:
+        state = _quant_state(self.base)
+        if state is not None:
             from bitsandbytes.functional import dequantize_4bit
 
             base = dequantize_4bit(base, state)
@@ -76,7 +77,8 @@ class Weight:
             return base
         delta: Tensor = self.layer.get_delta_weight(ADAPTER)
         merged = base.float() + delta.float()
-        if (dora := self._magnitude) is not None:
+        dora = self._magnitude
+        if dora is not None:
             flip = self.layer.fan_in_fan_out
             norm = dora.get_weight_norm(base, delta.T if flip else delta, scaling=1)  # rounded as in the forward pass
             factor = (dora.weight / norm).float()
@@ -99,7 +101,8 @@ def part_of(tensor: Tensor) -> Tensor:
 
 def whole_shape(parameter: Tensor) -> torch.Size:
     """The shape of the weight itself, however it is stored or partitioned."""
-    if (state := _quant_state(parameter)) is not None:
+    state = _quant_state(parameter)
+    if state is not None:
         return torch.Size(state.shape)
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
@@ -134,7 +137,8 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     weights = []
     for name, _ in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
-        if layer := adapted.get(owner):
+        layer = adapted.get(owner)
+        if layer:
             adapter = layer if kind == "weight" else None
             weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", layer=adapter))
         elif ".lora_" not in name and ".original_module." not in name:
@@ -169,7 +173,8 @@ def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Ite
         size = size_of(item)
         if bucket and filled + size > limit:
             yield bucket
-            bucket, filled = [], 0
+            bucket = []
+            filled = 0
         bucket.append(item)
         filled += size
     if bucket:
@@ -179,7 +184,8 @@ def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Ite
 def trained_share(model: nn.Module) -> str:
     """For the log: how many of the model's parameters are trained."""
     sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
-    trained, whole = sum(n for n, on in sizes if on), sum(n for n, _ in sizes)
+    trained = sum(n for n, on in sizes if on)
+    whole = sum(n for n, _ in sizes)
     return f"{trained:,} of {whole:,} parameters are trained ({trained / whole:.2%})"
 
 
@@ -197,7 +203,8 @@ class Freezing:
 
 def freezing_of(args: ModelArguments) -> Freezing | None:
     """Of the flags; None where they freeze nothing."""
-    prefixes, trainable = tuple(args.freeze_parameters), tuple(args.trainable_parameters)
+    prefixes = tuple(args.freeze_parameters)
+    trainable = tuple(args.trainable_parameters)
     patterns = args.freeze_parameters_regex, args.trainable_parameters_regex
     found = Freezing(prefixes, patterns[0], args.freeze_parameters_ratio, trainable, patterns[1])
     return None if found == Freezing() else found

@@ -83,7 +83,8 @@ class _Names(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        here, own = IMPORT_NAMES[self.__name__], f"{self.__name__}.{name}"
+        here = IMPORT_NAMES[self.__name__]
+        own = f"{self.__name__}.{name}"
         entry = here.get(name)
         if entry is not None and is_installed() and (real := its_own(name)) is not None:
             return real
@@ -133,7 +134,8 @@ class NotHere(NotImplementedError):
 
 
 def _missing(cls: type, *_: Any, **__: Any) -> NoReturn:
-    name, instead = type.__getattribute__(cls, "_swift_name"), type.__getattribute__(cls, "_instead")
+    name = type.__getattribute__(cls, "_swift_name")
+    instead = type.__getattribute__(cls, "_instead")
     own = "" if cls.__name__ == name.rpartition(".")[2] else f" (used through {cls.__name__})"
     raise NotHere(f"{name}{own} only means something in ms-swift: {instead}")
 

@@ -90,7 +90,8 @@ class Function:
 
     def __post_init__(self) -> None:
         text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
-        self.name, self.arguments = self.name.strip(), text.strip()
+        self.name = self.name.strip()
+        self.arguments = text.strip()
 
 
 @dataclass

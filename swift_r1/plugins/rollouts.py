@@ -171,13 +171,16 @@ class GymScheduler(RolloutScheduler):
 
     def __init__(self, *args: Any, gym_env: str | None = None, context_manager: str | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.gym_env, self.context_manager = gym_env, context_manager
+        self.gym_env = gym_env
+        self.context_manager = context_manager
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """The episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
-        env_config, config = columns.get("env_config") or {}, columns.get("ctx_config") or {}
-        env, manager = _made(envs, "environment", env_config, self.gym_env, "--gym_env"), None
+        env_config = columns.get("env_config") or {}
+        config = columns.get("ctx_config") or {}
+        env = _made(envs, "environment", env_config, self.gym_env, "--gym_env")
+        manager = None
         if self.context_manager or config.get("name"):
             manager = _made(context_managers, "context manager", config, self.context_manager, "--context_manager")
         try:
@@ -198,7 +201,8 @@ class GymScheduler(RolloutScheduler):
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
             if not choice.token_ids:  # no room: the environment gets no action that the model did not take
-                messages, over = up_to_last_answer(messages), True
+                messages = up_to_last_answer(messages)
+                over = True
             else:
                 messages.append({"role": "assistant", "content": choice.message.content})
                 observation, reward, over, info = await env.step(deepcopy(messages))

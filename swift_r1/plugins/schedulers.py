@@ -54,7 +54,8 @@ class MathTipsScheduler(_SecondChance):
     def step(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
-        text, ids = infer_request.messages[-1]["content"], list(response_choice.token_ids or [])
+        text = infer_request.messages[-1]["content"]
+        ids = list(response_choice.token_ids or [])
 
         def length(count: int) -> int:
             """Of the text up to `count` tokens of this turn."""
@@ -78,7 +79,8 @@ class MathEnv(Env):
     """The column `problem` (or the row's last message), and further tries; a right one, in whatever turn, earns 1."""
 
     async def reset(self, config: RolloutInferRequest) -> tuple[str, dict[str, Any], str]:
-        self.solution, self.acc_func = config.data_dict["solution"], MathAccuracy()
+        self.solution = config.data_dict["solution"]
+        self.acc_func = MathAccuracy()
         system = "Think inside <think> </think>, then answer inside <answer> </answer>."
         return config.data_dict.get("problem") or config.messages[-1]["content"], {}, system
 

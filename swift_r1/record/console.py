@@ -121,6 +121,7 @@ class RunConsole:
         for name in ("prompt", "completion", "reward", "advantage"):
             table.add_column(name, overflow="fold")
         for row in rows:
-            reward, advantage = row["reward"], row["advantage"]
+            reward = row["reward"]
+            advantage = row["advantage"]
             table.add_row(Text(row["prompt"][-400:]), Text(row["completion"]), f"{reward:.3f}", f"{advantage:.3f}")
         self._progress.console.print(table)

@@ -29,7 +29,8 @@ class AppendedLines:
     full disk never ends a run here, and what it cut off stays alone in its line."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._warned = path, False
+        self.path = path
+        self._warned = False
 
     def write(self, row: Mapping[str, Any]) -> None:
         # What UTF-8 cannot hold, as in names of files, becomes JSON's own escapes.

@@ -61,7 +61,8 @@ class RunFolder:
     @property
     def plan(self) -> Mapping[str, Any]:
         """The fields of `arguments.plan.Plan`; of a run of an older version `total_steps` and `world_size` at most."""
-        if plan := _mapping(self._file.get("plan")):
+        plan = _mapping(self._file.get("plan"))
+        if plan:
             return plan
         known = {"total_steps": self.args.get("max_steps"), "world_size": self._file.get("world_size")}
         return {name: count for name, count in known.items() if isinstance(count, int) and count > 0}
@@ -97,7 +98,8 @@ class RunFolder:
         """`killed`: it has not said how it ended, and no process of this machine works in it."""
         if run_folder_is_held(self.path):
             return "running"
-        if isinstance(code := self.summary.get("exit_code", EXIT_OK if self.summary else None), int):
+        code = self.summary.get("exit_code", EXIT_OK if self.summary else None)
+        if isinstance(code, int):
             if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
                 return "interrupted"
             return "ended" if code == EXIT_OK else "failed"
@@ -172,7 +174,8 @@ def _runs_of(path: str | Path) -> list[Path]:
 def _below(folder: Path) -> list[Path]:
     """The runs in a folder, level by level. Raises OSError where the folder itself cannot be read."""
     found: list[Path] = []
-    level, looked_at = [folder], 0
+    level = [folder]
+    looked_at = 0
     for _ in range(_DEPTH):
         below: list[Path] = []
         for parent in level:

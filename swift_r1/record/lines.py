@@ -29,7 +29,9 @@ class GrowingFile:
         self.offset = 0  # bytes read
         self.too_long = 0  # lines that were left out, being longer than `LONGEST_LINE`
         self.half_written = False  # whether the file ended in the middle of a line
-        self._tail, self._file, self._skipping = b"", (0, 0), False
+        self._tail = b""
+        self._file = (0, 0)
+        self._skipping = False
 
     def read(self, most: int = CHUNK) -> bytes:
         """The next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts` has
@@ -45,10 +47,12 @@ class GrowingFile:
         return b""
 
     def _read(self, file: int, most: int) -> bytes:
-        self.fault, state = None, os.fstat(file)
+        self.fault = None
+        state = os.fstat(file)
         if not self.is_same(file):
             self._restart()
-        self._file, self.half_written = (state.st_dev, state.st_ino), False
+        self._file = (state.st_dev, state.st_ino)
+        self.half_written = False
         while self.offset < state.st_size:
             data = os.pread(file, most, self.offset)
             end = data.rfind(b"\n") + 1
@@ -113,7 +117,9 @@ class JsonRows:
             data = self._file.read(_PIECE)
             if self._file.restarts != self._restarts:
                 forget()
-                self._taken, self._damaged, self._restarts = 0, 0, self._file.restarts
+                self._taken = 0
+                self._damaged = 0
+                self._restarts = self._file.restarts
             if not data:
                 return before != self.state
             for line in data.splitlines():

@@ -77,7 +77,8 @@ class MetricLog:
         return self._rows.refresh(self._add, self._forget)
 
     def _add(self, row: Mapping[str, Any]) -> bool:
-        if found := re.match(r"(\d{1,18})/", str(row.get(_MS_SWIFT_STEP))):
+        found = re.match(r"(\d{1,18})/", str(row.get(_MS_SWIFT_STEP)))
+        if found:
             row = {"step": int(found[1])} | {_MS_SWIFT.get(name, name): value for name, value in row.items()}
         step = row.get("step")
         if isinstance(step, bool) or not isinstance(step, int | float) or not abs(step) < LARGEST_STEP:
@@ -116,7 +117,8 @@ class MetricLog:
         """What was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""
         found: dict[str, list[str]] = {}
         for name in self.series:
-            if match := _EVALUATED.match(name):
+            match = _EVALUATED.match(name)
+            if match:
                 found.setdefault(match["benchmark"], []).append(match["name"])
         return found
 
@@ -135,7 +137,9 @@ class MetricLog:
         state, passed = self._hours.get(phase, (None, Series()))
         if state == self.state:
             return passed
-        passed, before, total = Series(), 0, 0.0
+        passed = Series()
+        before = 0
+        total = 0.0
         for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
@@ -166,10 +170,13 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         raise ValueError(f"the weight of smoothing must be from 0 to less than 1, not {weight}")
     if not weight:
         return list(values)
-    found, total, share = [], 0.0, 0.0
+    found = []
+    total = 0.0
+    share = 0.0
     for value in values:
         if math.isfinite(value):
-            total, share = weight * total + (1 - weight) * value, weight * share + 1 - weight
+            total = weight * total + (1 - weight) * value
+            share = weight * share + 1 - weight
             found.append(total / share)
         else:
             found.append(math.nan)

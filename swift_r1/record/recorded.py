@@ -83,7 +83,8 @@ class RecordedRun:
         [folder] = found
         if not folder.args or folder.problems:
             raise UsageError(f"{folder.path}: {', '.join(folder.problems) or 'args.json has no flags'}")
-        if missing := [name for name in _PLAN if name not in folder.plan]:
+        missing = [name for name in _PLAN if name not in folder.plan]
+        if missing:
             raise UsageError(f"{folder.path} is of another version: the plan in its args.json has no {missing[0]}")
         return cls(folder.path, json.loads((folder.path / "args.json").read_text(encoding="utf-8")))
 
@@ -154,7 +155,8 @@ class RecordedRun:
                 return
             rows = next((own for step, own in lines if step == steps[0]), [])
             by_key = {(row["request_id"], row["number"]): row for row in rows}
-            if missing := [one for one in found if (one.request_id, one.number) not in by_key]:
+            missing = [one for one in found if (one.request_id, one.number) not in by_key]
+            if missing:
                 raise UsageError(
                     f"{self.path}: completions.jsonl has no completion {missing[0].request_id}/{missing[0].number} at "
                     f"step {steps[0]}, which is in the token record"
@@ -189,7 +191,8 @@ class RecordedRun:
     def _of_file(self, step: int) -> list[WholeCompletion]:
         """What the file of an optimizer step holds. Raises UsageError: it cannot be read, not all of the step, or less
         of a completion than a replay needs."""
-        rows, size = self.tokens.columns(step, WholeCompletion._fields), self.plan["completions_per_optimizer_step"]
+        rows = self.tokens.columns(step, WholeCompletion._fields)
+        size = self.plan["completions_per_optimizer_step"]
         if self.tokens.problems:
             raise UsageError(f"{self.path}: {self.tokens.problems[0]}")
         if len(rows) != size:
@@ -198,14 +201,16 @@ class RecordedRun:
                 f"{self.path}: {len(rows)} of the {size} completions of step {step} are recorded (--log_tokens {flag}):"
                 " a run with --log_tokens all has them all"
             )
-        if lacking := [name for name in WholeCompletion._fields if any(row[name] is None for row in rows)]:
+        lacking = [name for name in WholeCompletion._fields if any(row[name] is None for row in rows)]
+        if lacking:
             raise UsageError(f"{self.path} is of another version: its token record has no column {lacking[0]}")
         return [WholeCompletion(**row) for row in rows]
 
     def _lines(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The rows of each round, in the file's order, and their `step`. A last line that is half-written is no part of
         a round that is recorded. Raises UsageError: the file cannot be read."""
-        path, number = self.path / "completions.jsonl", 0
+        path = self.path / "completions.jsonl"
+        number = 0
 
         def rows() -> Iterator[dict[str, Any]]:
             nonlocal number
@@ -213,7 +218,8 @@ class RecordedRun:
                 for number, line in enumerate(file, start=1):  # noqa: B007
                     if line.endswith("\n"):
                         row = json.loads(line)
-                        if lacking := [name for name in _NEEDED if name not in row]:
+                        lacking = [name for name in _NEEDED if name not in row]
+                        if lacking:
                             raise KeyError(lacking[0])
                         yield row
 

@@ -90,10 +90,15 @@ class RunRecorder(Recorder):
         events: Events | None = None,
         on_line: Callable[[], object] = lambda: None,
     ) -> None:
-        self.run_dir, self.console, self.reporters = run_dir, console, reporters
+        self.run_dir = run_dir
+        self.console = console
+        self.reporters = reporters
         self.token_writer = token_writer
-        self.logging_steps, self.show_completions, self.first_step = logging_steps, show_completions, first_step
-        self.events, self._on_line = events or Events(), on_line
+        self.logging_steps = logging_steps
+        self.show_completions = show_completions
+        self.first_step = first_step
+        self.events = events or Events()
+        self._on_line = on_line
         names = ("logging", "completions", "eval_completions")
         self._files = self._log, self._completions, self._eval_completions = [
             JsonLines(run_dir / f"{name}.jsonl") for name in names

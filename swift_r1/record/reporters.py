@@ -76,7 +76,8 @@ class WeightsAndBiases:
         if "WANDB_MODE" not in os.environ and not has_key:
             logger.warning("wandb has no API key: this run is kept offline in %s", run_dir / "wandb")
             os.environ["WANDB_MODE"] = "offline"
-        self._wandb, self._unique = wandb, flags.wandb_log_unique_prompts
+        self._wandb = wandb
+        self._unique = flags.wandb_log_unique_prompts
         self._run = wandb.init(
             project=flags.wandb_project or os.environ.get("WANDB_PROJECT", "swift-r1"),
             name=flags.run_name or run_dir.name,
@@ -171,11 +172,13 @@ class MLflow:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import
         self._entities = importlib.import_module("mlflow.entities")
         self._error = importlib.import_module("mlflow.exceptions").MlflowException
-        uri, files = os.environ.get("MLFLOW_TRACKING_URI"), None
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        files = None
         if not uri:
             folder = run_dir.absolute() / "mlflow"
             folder.mkdir(exist_ok=True)
-            uri, files = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+            uri = f"sqlite:///{folder / 'mlflow.db'}"
+            files = (folder / "artifacts").as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "swift-r1")
         self._client = client = importlib.import_module("mlflow").MlflowClient(uri)
         experiment = client.get_experiment_by_name(name)
@@ -237,7 +240,8 @@ def tracker_faults(names: Sequence[str]) -> list[str]:
 def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> list[Reporter]:
     """The trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
     `tracker_faults`."""
-    if faults := tracker_faults(flags.report_to):
+    faults = tracker_faults(flags.report_to)
+    if faults:
         raise UsageError(*faults)
     for name in flags.report_to:
         if not is_installed(name):

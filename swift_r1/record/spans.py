@@ -74,7 +74,8 @@ class Stopwatch:
     @contextmanager
     def timed(self, name: str, span: str | None = None) -> Iterator[None]:
         """`span` is the name in the lane where that is another one."""
-        began, started = time.time(), time.perf_counter()
+        began = time.time()
+        started = time.perf_counter()
         try:
             yield
         finally:
@@ -97,9 +98,11 @@ class Busy:
     """
 
     def __init__(self, lane: SpanLane, name: str) -> None:
-        self._lane, self._name = lane, name
+        self._lane = lane
+        self._name = name
         self._lock = threading.Lock()
-        self._count, self._lines = 0, 0
+        self._count = 0
+        self._lines = 0
         self._began = self._ended = 0.0  # of the span that is not written yet; none where they are equal
 
     def add(self) -> None:

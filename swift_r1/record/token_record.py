@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 Vocabulary = Sequence[tuple[bytes, bool]]  # of each token id its bytes, and whether it is a special token
 
 TOKENS = "tokens"  # the record's folder in a run folder
-STEP, PROBE = "step", "probe"  # files of optimizer steps, and of the probe prompts at evaluations
+# files of optimizer steps, and of the probe prompts at evaluations
+STEP = "step"
+PROBE = "probe"
 GIB = 2**30
 _VOCABULARY = "vocabulary.parquet"
 _STRIDE = "stride"
@@ -109,7 +111,9 @@ class TokenWriter:
     """
 
     def __init__(self, folder: Path, limit: float, vocabulary: Callable[[], Vocabulary]) -> None:
-        self.folder, self.limit, self._vocabulary = folder, limit, vocabulary
+        self.folder = folder
+        self.limit = limit
+        self._vocabulary = vocabulary
         self._changed = threading.Condition()
         self._pending: deque[tuple[str, int, TokenRows]] = deque()
         self._closed = False
@@ -166,7 +170,8 @@ class TokenWriter:
 
     def _go_on(self) -> None:
         """After what an earlier process has left, which may have been killed while it thinned."""
-        self._stride, self._sizes = stride_of(self.folder), _step_files(self.folder)
+        self._stride = stride_of(self.folder)
+        self._sizes = _step_files(self.folder)
         self._remove_between()
 
     def _write_rows(self, kind: str, step: int, rows: TokenRows) -> None:

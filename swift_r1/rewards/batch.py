@@ -82,7 +82,9 @@ class RewardCaller(ABC):
         load: Callable[[], object] = load_nothing,
         spans: Spans | None = None,
     ) -> None:
-        self._args, self.names, self._load = args, tuple(names), load
+        self._args = args
+        self.names = tuple(names)
+        self._load = load
         self._spans = spans or Spans()
         self._lock = threading.RLock()
         self.timeout = float(args.reward_timeout)
@@ -140,7 +142,9 @@ class OpenRewardBatch:
     does not count."""
 
     def __init__(self, caller: RewardCaller, names: Sequence[str], trainer_state: Mapping[str, int]) -> None:
-        self._caller, self._names, self._state = caller, names, dict(trainer_state)
+        self._caller = caller
+        self._names = names
+        self._state = dict(trainer_state)
         self._parts: dict[int, RewardBatch] = {}
         self._groups: dict[int, Item] = {}
         self._submitted: list[Submitted] = []
@@ -222,7 +226,8 @@ def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Rewa
 
 def groups_of(batch: RewardBatch) -> list[Item]:
     """The batch group by group; raises ValueError where these are not whole, or a column has another length."""
-    count, size = len(batch.completions), batch.group_size
+    count = len(batch.completions)
+    size = batch.group_size
     if size < 1 or count == 0 or count % size:
         raise ValueError(f"{count} completions are not whole groups of {size}")
     wrong = [name for name, column in batch.columns.items() if len(column) != count]
@@ -314,9 +319,11 @@ def _without(group: Item, blamed: Mapping[int, ItemOutcome]) -> Item:
 
 def _settled(outcome: ItemOutcome, blamed: Mapping[int, ItemOutcome], size: int) -> ItemOutcome:
     """The outcome of a group of `size`, with the completions to blame invalid; all are where the call failed."""
-    values, failures = outcome.values, dict(blamed)
+    values = outcome.values
+    failures = dict(blamed)
     if outcome.failure is not None:
-        values, failures = (math.nan,) * size, dict.fromkeys(range(size), outcome) | failures
+        values = (math.nan,) * size
+        failures = dict.fromkeys(range(size), outcome) | failures
     invalid = {bad.index: bad for bad in outcome.invalid}
     invalid |= {i: InvalidReward(i, bad.failure or "failed", bad.kind) for i, bad in failures.items()}
     return ItemOutcome(

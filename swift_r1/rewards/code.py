@@ -43,7 +43,8 @@ class CodeReward(ORM):
 
     def score(self, completion: str, cases: Sequence[Case]) -> float:
         """0 without a program. Raises SandboxError: the sandbox broke, and nothing is known."""
-        program, passed = program_of(completion), 0
+        program = program_of(completion)
+        passed = 0
         deadline = time.monotonic() + self.seconds
         for case in cases if program else ():
             left = deadline - time.monotonic()

@@ -141,7 +141,8 @@ class Judge(AsyncORM):
         """What the answers say, those that `read` can read by their number; the reward instead, where most of them say
         nothing. A judge that cannot be reached is always a fault."""
         answers = await asyncio.gather(*map(self._ask, questions, range(len(questions))), return_exceptions=True)
-        votes, causes = list[Vote](), list[Exception]()
+        votes = list[Vote]()
+        causes = list[Exception]()
         for number, answer in enumerate(answers):
             try:
                 if isinstance(answer, BaseException):
@@ -167,7 +168,8 @@ class Judge(AsyncORM):
             about = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": number}
             body = json.dumps({"model": model, "messages": messages} | about | config.extra)
             key = hashlib.sha256(body.encode()).hexdigest()
-            if (known := self.answers.get(key)) is not None:
+            known = self.answers.get(key)
+            if known is not None:
                 return known
             if not self.answers.take_call(config.max_calls, config.max_total_tokens):
                 raise OverBudget("the budget of --judge is spent")
@@ -209,7 +211,8 @@ class Judge(AsyncORM):
         return PLACEHOLDER.sub(word, self.config.asked), PLACEHOLDER.sub(word, self.config.shown)
 
     def _read_score(self, text: str) -> float:
-        found, scale = re.findall(self.config.pattern, text), self.config.scale
+        found = re.findall(self.config.pattern, text)
+        scale = self.config.scale
         if not found:
             raise unreadable("has no verdict", text)
         said = found[-1]
@@ -247,7 +250,8 @@ def read_ranking(text: str, count: int) -> list[float]:
     classes = [list(map(int, part.split("="))) for part in found[-1].split(">")] if found else []
     if sorted(number for part in classes for number in part) != list(range(1, count + 1)):
         raise unreadable(f"has no ranking of the {count} answers", text)
-    values, below = [0.0] * count, count
+    values = [0.0] * count
+    below = count
     for part in classes:
         below -= len(part)
         for number in part:

@@ -20,7 +20,8 @@ class InvalidRewardMonitor:
     """
 
     def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None) -> None:
-        self.max_ratio, self._write = max_ratio, write
+        self.max_ratio = max_ratio
+        self._write = write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self) -> dict[str, Any]:

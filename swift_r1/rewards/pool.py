@@ -230,14 +230,16 @@ class InlineRewards(RewardCaller):
     """
 
     def start(self) -> None:
-        self._busy, self.at_the_end = self._spans.busy("rewards", "reward"), frozenset(self.names)
+        self._busy = self._spans.busy("rewards", "reward")
+        self.at_the_end = frozenset(self.names)
         load_rewards(self._args, self.names, self._load)
 
     def close(self) -> None:
         end_loop()
 
     def wait_ready(self) -> None:
-        if found := faults():
+        found = faults()
+        if found:
             raise UsageError(*found)
 
     def run(

@@ -83,7 +83,8 @@ async def posted(
             request = client.build_request("GET" if body is None else "POST", url, content=body, headers=headers)
             response = await asyncio.wait_for(client.send(request), timeout)
         except (httpx.RequestError, TimeoutError) as error:
-            cause, failure = error, RemoteRewardError(f"no answer from {url}: {type(error).__name__} {error}")
+            cause = error
+            failure = RemoteRewardError(f"no answer from {url}: {type(error).__name__} {error}")
         else:
             if response.status_code == 200:
                 try:

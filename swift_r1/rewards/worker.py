@@ -118,7 +118,8 @@ def call_reward(
 ) -> tuple[list[ItemOutcome], float]:
     """Calls one reward for each item in a worker process: one outcome per item, and the seconds that the calls took.
     The parent kills this process after `limit` seconds; where the parent is gone, it ends itself."""
-    if isinstance(reward := _rewards[name], str):
+    reward = _rewards[name]
+    if isinstance(reward, str):
         return [ItemOutcome(failure=reward)] * len(items), 0.0
     with guarded(limit):
         started = time.perf_counter()

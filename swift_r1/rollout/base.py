@@ -130,7 +130,9 @@ class EmbeddedRollouts:
     """The transformers engine in each training process; every rank generates its share of the requests."""
 
     def __init__(self, engine: TransformersEngine, backend: TrainedPolicy, ranks: Ranks) -> None:
-        self.engine, self.backend, self.ranks = engine, backend, ranks
+        self.engine = engine
+        self.backend = backend
+        self.ranks = ranks
         self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
         self.unwanted = still_wanted
@@ -149,7 +151,8 @@ class EmbeddedRollouts:
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
         """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
-        rank, world_size = self.ranks.rank, self.ranks.world_size
+        rank = self.ranks.rank
+        world_size = self.ranks.world_size
         asked = None if requests is None else [_encoded(RolloutBatch(requests=tuple(requests)))]
         told = self.ranks.broadcast(asked)[0]
         mine = RolloutBatch.model_validate_json(told.numpy().tobytes()).requests[rank::world_size]

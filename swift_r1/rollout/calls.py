@@ -18,7 +18,8 @@ class OpenCalls:
     """
 
     def __init__(self, on_answer: Callable[[RolloutOutput], None], look: Callable[[], None] = lambda: None) -> None:
-        self._on_answer, self.look = on_answer, look
+        self._on_answer = on_answer
+        self.look = look
         self._lock = threading.Lock()
         self._open: dict[str, RolloutRequest] = {}  # by the name that it is asked under
         self._new: deque[RolloutRequest] = deque()

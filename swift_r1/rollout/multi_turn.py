@@ -61,7 +61,8 @@ class OneTurn:
     """A conversation is what the engine answers."""
 
     def __init__(self, rollouts: Generator, decode: Callable[[Sequence[int]], str]) -> None:
-        self.rollouts, self.decode = rollouts, decode
+        self.rollouts = rollouts
+        self.decode = decode
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         prompts = {request.request_id: prompt for prompt, request in asked or ()}
@@ -86,7 +87,9 @@ class MultiTurn:
     with seeds the tokens, do not depend on how long a scheduler takes. `stage` is on rank 0."""
 
     def __init__(self, rollouts: Generator, ranks: Ranks, stage: Players | None) -> None:
-        self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
+        self.rollouts = rollouts
+        self.ranks = ranks
+        self.stage = stage
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         if self.stage is not None:
@@ -124,7 +127,9 @@ class Stage:
         last_message_only: bool = False,
         worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._name, self._timeout, self._worked = name, timeout, worked
+        self._name = name
+        self._timeout = timeout
+        self._worked = worked
         self._last_message_only = last_message_only
         self._tasks: dict[OpenConversation, asyncio.Task[Conversation]] = {}
         self._groups: list[list[OpenConversation]] = []  # not yet taken
@@ -211,7 +216,8 @@ class Stage:
         return _conversation(play, output, self._last_message_only)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        begun, future = time.monotonic(), asyncio.run_coroutine_threadsafe(work, self._loop)
+        begun = time.monotonic()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while (left := max(begun, self._worked()) + self._timeout - time.monotonic()) > 0 and not future.done():
                 wait([future], left)
@@ -255,7 +261,8 @@ def _conversation(play: OpenConversation, output: Any, last_message_only: bool) 
     if transcript is None or not transcript.sampled_length:
         raise TurnFault("the trajectory ended without a turn of the model")
     transcript.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
-    end, first = transcript.sampled_length, transcript.last_message if last_message_only else 0
+    end = transcript.sampled_length
+    first = transcript.last_message if last_message_only else 0
     messages = output.messages or transcript.messages
     is_text = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     spans = spans_of(transcript.versions[:end])

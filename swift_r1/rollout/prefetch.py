@@ -76,7 +76,10 @@ class Prefetcher:
     def __init__(
         self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns, spans: Spans | None = None
     ) -> None:
-        self.sampler, self.pool, self._make_turns, self._spans = sampler, pool, make_turns, spans or Spans()
+        self.sampler = sampler
+        self.pool = pool
+        self._make_turns = make_turns
+        self._spans = spans or Spans()
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
         # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
@@ -103,13 +106,15 @@ class Prefetcher:
     def wait(self, number: int, on_done: OnDone) -> None:
         """Until round `number` has ended; `on_done` is told how many more completions are there.
         Raises what ended the round, and GatherAgain where the servers need the weights from all ranks."""
-        round_, ended = self._rounds[number], False
+        round_ = self._rounds[number]
+        ended = False
         while not ended:
             with self._changed:
                 if not round_.ended and self.pool.health.wants_gather:
                     raise GatherAgain
                 ended = self._changed.wait_for(lambda: round_.ended, _LOOK_S)
-            more, round_.told = round_.answered - round_.told, round_.answered
+            more = round_.answered - round_.told
+            round_.told = round_.answered
             if more:
                 on_done(more)
         if round_.fault is not None:
@@ -131,7 +136,8 @@ class Prefetcher:
         end = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
-        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
+        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        if alive:
             logger.warning("%s did not end within %g s: left behind", ", ".join(alive), _CLOSE_S)
 
     # The rounds' threads
@@ -252,7 +258,8 @@ class PrefetchRollouts:
 
         def answered(output: RolloutOutput) -> None:
             name = output.request_id.partition("~")[0]
-            if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
+            rounds = oldest_rounds(output.completions, self.pool.served)
+            if rounds < self.oldest:
                 self.pool.stale += 1
                 stale[name] += 1
                 if stale[name] > _MAX_STALE_ANSWERS:
@@ -281,7 +288,8 @@ class PrefetchedRounds:
     def __init__(
         self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns, spans: Spans | None = None
     ) -> None:
-        self.sampler, self.rollouts = sampler, rollouts
+        self.sampler = sampler
+        self.rollouts = rollouts
         self.prefetcher = None
         if rollouts.pool is not None:
             self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns, spans)
@@ -296,7 +304,8 @@ class PrefetchedRounds:
 
     def sample(self, number: int, step: int) -> ScoredRound | None:
         """As `RoundSampler.sample`; raises RunFailed for a completion that is older than `--max_staleness` allows."""
-        sampler, prefetcher = self.sampler, self.prefetcher
+        sampler = self.sampler
+        prefetcher = self.prefetcher
         sampler.progress("generation")
         sampler.recorder.phase("generating", sampler.plan.completions_per_round)
 
@@ -311,7 +320,8 @@ class PrefetchedRounds:
             return None
         scored = prefetcher.take(number)
         completions = [one for item in scored.generated for one in item.conversation.completions]
-        rounds, allowed = oldest_rounds(completions, self.rollouts.served), sampler.args.max_staleness
+        rounds = oldest_rounds(completions, self.rollouts.served)
+        allowed = sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(
                 f"round {number} has completions by weights of {rounds} rounds, older than --max_staleness {allowed}"

@@ -47,7 +47,8 @@ class Prompts:
     def __init__(
         self, load: Callable[[Prompts, int], Iterable[list[_Encoded]]], workers: int, taken: int, digest: str = ""
     ) -> None:
-        self.taken, self.digest = taken, digest
+        self.taken = taken
+        self.digest = digest
         self._load = load
         self._waiting: deque[_Encoded] = deque()
         self._loaded: list[Iterator[list[_Encoded]]] = [iter(load(self, workers))]
@@ -71,7 +72,8 @@ class Prompts:
             if one.prompt is None:
                 raise RunFailed(f"--streaming true: {one.fault}")
             prompts.append(one.prompt)
-            self.taken, self.digest = self.taken + 1, one.digest
+            self.taken = self.taken + 1
+            self.digest = one.digest
         return prompts
 
     def _next_round(self) -> list[_Encoded]:
@@ -142,7 +144,8 @@ class ChosenPrompts(Prompts):
 
 class _EncodedRows(Dataset[_Encoded]):
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder) -> None:
-        self.rows, self.encoder = rows, encoder
+        self.rows = rows
+        self.encoder = encoder
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,7 +158,10 @@ class _EncodedRows(Dataset[_Encoded]):
 
 class _EncodedStream(IterableDataset[_Encoded]):
     def __init__(self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str) -> None:
-        self.rows, self.encoder, self.taken, self.digest = rows, encoder, taken, digest
+        self.rows = rows
+        self.encoder = encoder
+        self.taken = taken
+        self.digest = digest
 
     def __iter__(self) -> Iterator[_Encoded]:
         digest = ""

@@ -27,10 +27,15 @@ logger = logging.getLogger(__name__)
 
 # How an attempt of rank 0 ended, which a broadcast tells the others; an exit code stands for the error that ends the
 # run.
-_DONE, _GATHER_AGAIN = 0, -1
+_DONE = 0
+_GATHER_AGAIN = -1
 
-_SEQUENCES, _LENGTH = 4, 48  # of the weight check
-TOLERANCE, TOLERANCE_16_BIT, TOLERANCE_FP8 = 0.01, 0.2, 1.0
+# of the weight check
+_SEQUENCES = 4
+_LENGTH = 48
+TOLERANCE = 0.01
+TOLERANCE_16_BIT = 0.2
+TOLERANCE_FP8 = 1.0
 """Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by
 0.075 from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
 
@@ -63,13 +68,18 @@ class ServerRollouts:
         adapter: AdapterConfig | None = None,
         can_sleep: bool = False,
     ) -> None:
-        self.pool, self.backend, self.ranks = pool, backend, ranks
+        self.pool = pool
+        self.backend = backend
+        self.ranks = ranks
         self.served = ServedVersions() if pool is None else pool.served
         self.weight_version = 0 if pool is None else pool.version
         self.max_model_length = None if pool is None else pool.first.max_model_len
-        self._check_steps, self._updates = check_steps, 0
-        self._as_loaded, self._rounding = True, 0.0
-        self._adapter, self.can_sleep = adapter, can_sleep
+        self._check_steps = check_steps
+        self._updates = 0
+        self._as_loaded = True
+        self._rounding = 0.0
+        self._adapter = adapter
+        self.can_sleep = can_sleep
         self.before_scoring: Callable[[], None] = lambda: None
         self.unwanted = still_wanted
         self._metrics: dict[str, float] = {}
@@ -147,7 +157,8 @@ class ServerRollouts:
         self.attend(lambda pool: pool.wake())
 
     def take_metrics(self) -> dict[str, float]:
-        taken, self._metrics = self._metrics, {}
+        taken = self._metrics
+        self._metrics = {}
         return taken if self.pool is None else taken | self.pool.take_metrics()
 
     def _push(self) -> None:
@@ -180,7 +191,8 @@ class ServerRollouts:
 
     def _attempt(self, work: Callable[[ServerPool], None]) -> bool:
         """Runs `work` on rank 0; every rank learns whether it is done, or raises what ends the run."""
-        code, fault = _DONE, None
+        code = _DONE
+        fault = None
         if self.pool is not None:
             try:
                 with self.ranks.busy():
@@ -188,7 +200,8 @@ class ServerRollouts:
             except GatherAgain:
                 code = _GATHER_AGAIN
             except SwiftError as error:
-                code, fault = error.exit_code, error
+                code = error.exit_code
+                fault = error
             why = torch.tensor(list(str(fault or "").encode()), dtype=torch.uint8)
             self.ranks.broadcast([torch.tensor([code, self.pool.version]), why])
             self.weight_version = self.pool.version

@@ -43,7 +43,8 @@ class ModelReward:
     def __init__(self, about: RewardModel, dtype: str | None, device: torch.device, leaves: bool) -> None:
         from swift_r1.models.loading import load_judging_model, load_tokenizer
 
-        self._device, self._leaves = device, leaves
+        self._device = device
+        self._leaves = leaves
         self.model: Any = load_judging_model(about.path, dtype, about.adapters)
         tokenizer = load_tokenizer(about.path, "--reward_model")
         ids = (getattr(self.model.config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -88,8 +89,10 @@ class FunctionsAndModels(RewardCaller):
 
     def __init__(self, functions: RewardCaller, models: RewardCaller) -> None:
         self.names = (*functions.names, *models.names)
-        self._functions, self._models = functions, models
-        self.timeout, self.calls_at_once = functions.timeout, functions.calls_at_once
+        self._functions = functions
+        self._models = models
+        self.timeout = functions.timeout
+        self.calls_at_once = functions.calls_at_once
         self.at_the_end = frozenset(models.names)
 
     def start(self) -> None:

@@ -68,7 +68,8 @@ class TransformersEngine:
                 "swift.infer_engine.TransformersEngine only means something in ms-swift: here it asks the model and "
                 "template that a plugin of --reward_model gets; another model is behind --judge"
             )
-        self.model, self.template = model, template
+        self.model = model
+        self.template = template
 
     @classmethod
     def from_model_template(cls, model: Any, template: Any = None, **_: Any) -> TransformersEngine:
@@ -83,7 +84,8 @@ class TransformersEngine:
         from swift_r1.serving.engines.transformers import TransformersEngine as Engine
         from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
 
-        config, own = request_config or RequestConfig(), self.model.generation_config
+        config = request_config or RequestConfig()
+        own = self.model.generation_config
         sampled = bool(own.do_sample)
         temperature = config.temperature if config.temperature is not None else (own.temperature or 1.0) * sampled
         requests = []
@@ -138,7 +140,8 @@ class DefaultRMPlugin:
     """The first number of a classification head is the reward."""
 
     def __init__(self, model: Any, template: Any) -> None:
-        self.model, self.template = model, template
+        self.model = model
+        self.template = template
 
     def __call__(self, inputs: list[dict[str, Any]], **kwargs: Any) -> Any:
         """`inputs` are the conversations, the completion last, with the row's columns beside `messages`. `[N]`."""

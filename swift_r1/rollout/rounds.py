@@ -132,7 +132,8 @@ class RoundSampler:
         scoring = None
         if open_rewards is not None:
             state = {"global_step": step, "max_steps": self.plan.total_steps}
-            prompts, request_ids = [one for one, _ in asked], [request.request_id for _, request in asked]
+            prompts = [one for one, _ in asked]
+            request_ids = [request.request_id for _, request in asked]
             how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
             scoring = Scoring(prompts, request_ids, *how)
 

@@ -60,7 +60,8 @@ class ScoredRound:
 
     def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
         """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
-        trained, dropped = list(self.trained), list(self.dropped)
+        trained = list(self.trained)
+        dropped = list(self.dropped)
         for number, place in enumerate(places):
             group = slice(place * size, (place + 1) * size)
             dropped += trained[group]
@@ -90,7 +91,9 @@ class Scoring:
         first_group: int = 0,
         by_turns: bool = False,
     ) -> None:
-        self._compose, self._first, self._by_turns = compose, first_group, by_turns
+        self._compose = compose
+        self._first = first_group
+        self._by_turns = by_turns
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         if len(self._places) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
@@ -313,7 +316,8 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
     which is the end of `prompt` too."""
-    conversation, completions = item.conversation, item.conversation.completions
+    conversation = item.conversation
+    completions = item.conversation.completions
     newest = [one.newest_weight_version or one.weight_version for one in completions]
     row: dict[str, Any] = {
         "step": step,
@@ -344,7 +348,8 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
     if conversation.infos is not None:
         row |= {"turns": len(conversation.turns), "messages": conversation.messages}
         row |= {"other_messages": conversation.other_messages} if conversation.other_messages else {}
-        if (calls := made_calls(conversation)) is not None:  # without what a repeated run has otherwise
+        calls = made_calls(conversation)
+        if calls is not None:  # without what a repeated run has otherwise
             row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
     if dropped:
         row["dropped"] = True

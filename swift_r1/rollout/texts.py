@@ -25,7 +25,8 @@ def text_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     for one in conversations:
         for completion in one.completions:
             found, again = repeated_ngrams(completion.token_ids)
-            ngrams, repeats = ngrams + found, repeats + again
+            ngrams = ngrams + found
+            repeats = repeats + again
         for script, count in letter_counts(one.text).items():
             letters += count
             foreign += count * (script not in scripts[one.request_id])

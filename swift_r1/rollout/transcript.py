@@ -37,7 +37,9 @@ class Transcript:
         self.versions: list[int | None] = []  # of the weights that wrote the token; None for others
         self.turns = 0  # of the model
         self.text = ""  # of the last one
-        self._encoder, self._ends, self._tools = encoder, frozenset(ends), tools
+        self._encoder = encoder
+        self._ends = frozenset(ends)
+        self._tools = tools
         self._spans: list[slice] = []  # of the turns' tokens
         self.last_message = 0  # where the tokens of the model's last message begin, which may be several turns
         self._revised = False  # the last turn's tokens are no longer those that its text came from
@@ -53,7 +55,8 @@ class Transcript:
         for number, (was, now) in enumerate(zip(self.messages[:place], messages, strict=False)):
             if (was["role"], was["content"]) != (now["role"], now["content"]):
                 raise TurnFault(f"message {number} ({was['role']}) has changed: the past cannot change")
-        last, rest = messages[place], messages[place + 1 :]
+        last = messages[place]
+        rest = messages[place + 1 :]
         content = last["content"] or ""
         if last["role"] != "assistant" or not (self._revised or content.startswith(self.text)):
             raise TurnFault(
@@ -91,7 +94,8 @@ class Transcript:
         those up to the first change. Raises TurnFault where the lengths differ, or a token is to be trained that the
         model did not write."""
         start = self._spans[-1].start
-        written, logprobs = self.token_ids[start:], self.logprobs[start:]
+        written = self.token_ids[start:]
+        logprobs = self.logprobs[start:]
         wanted = written if token_ids is None else list(token_ids)
         same = 0
         while same < min(len(written), len(wanted)) and written[same] == wanted[same]:
@@ -120,7 +124,8 @@ class Transcript:
         for number, row in enumerate(token_ids or loss_mask):
             if turn == len(self._spans):
                 raise TurnFault(f"there are {len(token_ids or loss_mask)} rows, the model wrote {self.turns} turns")
-            start, end = self._spans[turn].start, self._spans[turn].start + len(row)
+            start = self._spans[turn].start
+            end = self._spans[turn].start + len(row)
             if not token_ids and end - self._spans[turn].stop not in (0, 1):  # 1: an end token that was taken back
                 length = self._spans[turn].stop - start
                 raise TurnFault(f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens")

@@ -73,7 +73,10 @@ class TurnEngine:
     def __init__(
         self, encoder: PromptEncoder, ends: tuple[int, ...], limits: Limits, on_ask: Callable[[], None]
     ) -> None:
-        self._encoder, self._ends, self._limits, self._on_ask = encoder, ends, limits, on_ask
+        self._encoder = encoder
+        self._ends = ends
+        self._limits = limits
+        self._on_ask = on_ask
         self.tokenizer = encoder.tokenizer
         # ms-swift's schedulers reach the tokenizer through these.
         self.template = self.default_template = SimpleNamespace(tokenizer=self.tokenizer)
@@ -110,7 +113,8 @@ class TurnEngine:
         transcript = play.transcript
         sampling = self._sampling(play.request.sampling, transcript, request_config)
         if sampling.max_tokens < 1:
-            play.no_room, play.finish_reason = True, "length"
+            play.no_room = True
+            play.finish_reason = "length"
             return _response(transcript, (), "", "length")
         seeds = play.request.seeds
         play.asked = wire.RolloutRequest(
@@ -158,7 +162,8 @@ class TurnEngine:
         stop = sampling.stop
         if config is not None:
             for name, unchanged in _FIXED.items():
-                asked, own = getattr(config, name, None), getattr(sampling, name, None)
+                asked = getattr(config, name, None)
+                own = getattr(sampling, name, None)
                 allowed = unchanged if own in (None, *unchanged) else (own,)
                 if asked is not None and asked not in allowed:
                     raise TurnFault(f"a scheduler cannot change {name} to {asked}: ratios would be biased")

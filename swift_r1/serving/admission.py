@@ -41,7 +41,8 @@ class Admission:
     """
 
     def __init__(self, config: RolloutArguments, machine: UpdateMachine) -> None:
-        self._config, self._machine = config, machine
+        self._config = config
+        self._machine = machine
         self.asleep: str | None = None
         self.exclusive = asyncio.Lock()
         self.running = 0
@@ -55,7 +56,8 @@ class Admission:
         """What new work waits for or is refused for, or None."""
         if self._refused is not None:
             return self._refused
-        if (version := self._machine.pending_version) is not None:
+        version = self._machine.pending_version
+        if version is not None:
             return f"the update to weight version {version} by {self._machine.owner}"
         return "scoring that has the engine for itself" if self._scoring else None
 
@@ -91,7 +93,8 @@ class Admission:
         async with self.admitted():
             pass
         async with self.exclusive:
-            if (why := self.why_closed) is not None:  # since it was admitted
+            why = self.why_closed
+            if why is not None:  # since it was admitted
                 raise HTTPError(503, why, 5)
             self._scoring = True
             try:
@@ -132,7 +135,8 @@ class Admission:
     def room_for(self, completions: int, lease: str | None = None) -> Iterator[None]:
         """Runs the body as one request for so many completions. Others' requests take no room from the lease's holder.
         Raises HTTPError: 422 for more than the server ever takes at once, 503 for more than it takes now."""
-        limit, own = self._config.max_pending_requests, self._machine.holds(lease)
+        limit = self._config.max_pending_requests
+        own = self._machine.holds(lease)
         if completions > limit:
             raise HTTPError(
                 422, f"{completions} completions at once are more than this server takes ({limit}): ask for fewer"
@@ -184,14 +188,16 @@ async def all_results(work: Sequence[Awaitable[T]]) -> list[T]:
 
 def check_request(request: RolloutRequest, info: EngineInfo, max_n: int) -> None:
     """Raises HTTPError (422) for a request that the model cannot take, or for more than `max_n` completions."""
-    name, limit = f"request {request.request_id!r}", info.max_model_len
+    name = f"request {request.request_id!r}"
+    limit = info.max_model_len
     check_tokens(name, request.prompt_token_ids, info.vocab_size)
     check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids, info.vocab_size)
     if request.n > max_n:
         raise HTTPError(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
     if request.seeds is not None and len(request.seeds) != request.n:
         raise HTTPError(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
-    prompt, new = len(request.prompt_token_ids), request.sampling.max_tokens
+    prompt = len(request.prompt_token_ids)
+    new = request.sampling.max_tokens
     if prompt + new > limit:
         raise HTTPError(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
     if any(not text for text in request.sampling.stop):

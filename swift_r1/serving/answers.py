@@ -40,7 +40,8 @@ def add_errors(app: FastAPI) -> None:
             found, key=lambda one: len(one["loc"])
         )  # of a value that fits no type, the type that it is nearest to
         if first["type"] == "json_invalid":  # its place is a byte
-            where, sentence = "", f"the body is no JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
+            where = ""
+            sentence = f"the body is no JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
         else:
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
             sentence = f"{where or 'body'}: {first['msg']}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
@@ -97,7 +98,8 @@ def error_answer(
 ) -> Response:
     """One sentence; in OpenAI's shape (and with its 400 for what is not valid) where `path` is OpenAI's."""
     headers = dict(headers or {}) | ({"Retry-After": str(retry_after)} if retry_after is not None else {})
-    if (spoken := _OPENAI.match(path)) is None:
+    spoken = _OPENAI.match(path)
+    if spoken is None:
         return JSONResponse({"error": sentence}, status_code=status, headers=headers)
     status = 400 if status == 422 else status
     code = "model_not_found" if status == 404 and spoken[1] is None else None

@@ -143,7 +143,8 @@ def _complete(document: dict[str, Any], needs_key: bool) -> None:
             operation["responses"] = dict(sorted(answers.items()))
             if body is not None and path in BODIES:
                 body["content"]["application/json"]["example"] = BODIES[path]
-            if (example := ANSWERS.get(path.removeprefix("/v1/sessions/{session}"))) is not None:
+            example = ANSWERS.get(path.removeprefix("/v1/sessions/{session}"))
+            if example is not None:
                 answers["200"]["content"]["application/json"]["example"] = example
             if needs_key and path != "/health":
                 operation["security"] = [{"server": []}, *([{"session": []}] if inside else [])]

@@ -27,7 +27,8 @@ class IdempotencyCache:
 
     def __init__(self, max_requests: int = 4096, max_tokens: int = 1_000_000) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._max_requests, self._max_tokens = max_requests, max_tokens
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
         self._tokens = 0
 
     def __len__(self) -> int:

@@ -41,7 +41,8 @@ class CountAnswers:
     """Counts answers by route; unknown paths share one, or a scanner would fill the memory with labels."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self._app, self._metrics = app, metrics
+        self._app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def count(message: Message) -> None:

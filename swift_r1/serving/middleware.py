@@ -30,7 +30,8 @@ class RequireKey:
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None, sessions: SessionStore) -> None:
-        self._app, self._sessions = app, sessions
+        self._app = app
+        self._sessions = sessions
         self._expected = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +72,9 @@ class RefuseOtherSites:
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (b"host", b"origin")}
-        host, origin, path = headers.get(b"host"), headers.get(b"origin"), scope["path"]
+        host = headers.get(b"host")
+        origin = headers.get(b"origin")
+        path = scope["path"]
         if host is not None and _PORT.sub("", host).strip("[]") not in LOOPBACK:
             return error_answer(421, "without --api_key it is 127.0.0.1 and localhost alone", path=path)
         if origin is not None and origin.partition("://")[2] != host:
@@ -86,7 +89,8 @@ class LimitSizes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message, read = f"the body is larger than {MAX_BODY_BYTES} bytes", 0
+        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        read = 0
 
         async def counted() -> Message:
             nonlocal read
@@ -96,9 +100,11 @@ class LimitSizes:
                 raise HTTPException(413, message)  # FastAPI lets its own exception through while it reads a body
             return part
 
-        answer, source = self._app, receive
+        answer = self._app
+        source = receive
         if scope["type"] == "http":
-            path, headers = scope["path"], scope["headers"]
+            path = scope["path"]
+            headers = scope["headers"]
             promised = next((value for name, value in headers if name == b"content-length"), b"0")
             if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
                 answer = error_answer(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)

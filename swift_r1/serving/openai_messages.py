@@ -87,7 +87,8 @@ class ChatMessage(OpenAIModel):
         if self.tool_calls:
             message["tool_calls"] = [one.model_dump() for one in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content") if self.role in ("assistant", "tool") else ():
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 message[name] = value
         return message
 

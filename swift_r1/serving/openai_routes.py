@@ -151,7 +151,9 @@ async def _chat(
     request: Request, body: ChatRequest, model: Served, recorded: tuple[Gateway, str] | None = None
 ) -> Response:
     """`recorded` is the gateway and the name of the session, if there is one."""
-    tools, longest, prompts = body.template_tools, model.max_model_len, model.prompts
+    tools = body.template_tools
+    longest = model.max_model_len
+    prompts = model.prompts
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
     prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
@@ -215,7 +217,8 @@ def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
 def _forced(parser: ToolCallParser, tools: Sequence[dict[str, Any]], choice: Any) -> str | None:
     if choice is None:
         return None
-    if (tag := parser.forced(tools, choice)) is None:
+    tag = parser.forced(tools, choice)
+    if tag is None:
         raise HTTPError(400, f"vLLM cannot force calls of the format {parser.name}: leave tool_choice at auto")
     return tag
 
@@ -239,7 +242,8 @@ async def _events(head: dict[str, Any], pieces: Pieces, shown: AnswerShape, with
     offsets: dict[int, int] = {}
     try:
         async for number, piece in pieces:
-            first, offset = number not in offsets, offsets.get(number, 0)
+            first = number not in offsets
+            offset = offsets.get(number, 0)
             yield _event(head | {"choices": [shown.delta(number, piece, first, offset)]})
             offsets[number] = offset + len(piece.text)
             written += len(piece.token_ids)

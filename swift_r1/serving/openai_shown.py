@@ -29,7 +29,9 @@ class AnswerShape(Protocol):
 class ChatShown:
     """With a `parser` calls of tools are looked for."""
 
-    kind, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    kind = "chatcmpl"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
 
     def __init__(self, body: ChatRequest, prompt: Sequence[int], parser: ToolCallParser | None) -> None:
         self._logprobs = body.logprobs
@@ -51,7 +53,9 @@ class ChatShown:
 
 
 class TextShown:
-    kind, whole, chunk = "cmpl", "text_completion", "text_completion"
+    kind = "cmpl"
+    whole = "text_completion"
+    chunk = "text_completion"
 
     def __init__(self, body: CompletionRequest) -> None:
         self._logprobs = body.logprobs is not None

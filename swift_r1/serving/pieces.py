@@ -77,8 +77,12 @@ class EnginePieces:
         top_logprobs: int | None,
         special_tokens: bool,
     ) -> None:
-        self._engine, self._admission, self._newest = engine, admission, newest
-        self._seed, self._top_logprobs, self._special_tokens = seed, top_logprobs, special_tokens
+        self._engine = engine
+        self._admission = admission
+        self._newest = newest
+        self._seed = seed
+        self._top_logprobs = top_logprobs
+        self._special_tokens = special_tokens
         self._completions = [(one, index) for one in requests for index in range(one.n)]
         self._queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None

@@ -32,7 +32,8 @@ class Relays:
     """
 
     def __init__(self, machine: UpdateMachine, api_key: str | None) -> None:
-        self._machine, self._api_key = machine, api_key
+        self._machine = machine
+        self._api_key = api_key
         self._update: PendingUpdate | None = None
         self._awaited = 0  # children that do not have the update yet
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -46,7 +47,9 @@ class Relays:
 
     async def stop(self) -> None:
         """Ends what is left of the last update."""
-        tasks, self._tasks, self._update = list(self._tasks.values()), {}, None
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        self._update = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -54,7 +57,8 @@ class Relays:
 
     def expect(self, update: PendingUpdate, children: int) -> None:
         """This update is to go on to so many servers; they are named later."""
-        self._update, self._awaited = update if children else None, children
+        self._update = update if children else None
+        self._awaited = children
 
     def once_sent(self, work: Callable[[], None]) -> None:
         """Does `work`, which ends the use of the update's files here, when all children have them."""
@@ -65,7 +69,8 @@ class Relays:
 
     def notify(self) -> None:
         """A bucket has come, or the update is over."""
-        news, self._news = self._news, asyncio.Event()
+        news = self._news
+        self._news = asyncio.Event()
         news.set()
 
     async def relay(self, token: str | None, request: wire.RelayRequest) -> wire.RelayStatus:
@@ -94,8 +99,10 @@ class Relays:
                 self._end()
 
     def _end(self) -> None:
-        self._update, self._awaited = None, 0
-        later, self._later = self._later, []
+        self._update = None
+        self._awaited = 0
+        later = self._later
+        self._later = []
         for work in later:
             work()
 

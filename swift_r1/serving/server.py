@@ -64,7 +64,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if not config.model:
             raise UsageError("swift rollout needs --model")
-        if faults := host_faults(config.host, config.api_key):
+        faults = host_faults(config.host, config.api_key)
+        if faults:
             raise UsageError(*faults)
         listener = bind(config.host, config.port)
         with socket_folder() as sockets:

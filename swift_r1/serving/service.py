@@ -44,11 +44,14 @@ class RolloutService:
     def __init__(
         self, config: RolloutArguments, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics
     ) -> None:
-        self.config, self.engine, self.metrics = config, engine, metrics
+        self.config = config
+        self.engine = engine
+        self.metrics = metrics
         self.cache = IdempotencyCache()
         self.tool_calls = ToolCalls(config.tool_call_parser, engine.prompts.tokenizer)
         self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
-        self.machine, self.admission = self.updates.machine, self.updates.admission
+        self.machine = self.updates.machine
+        self.admission = self.updates.admission
         self.max_n = min(_MAX_N, config.max_pending_requests)
         self.model_name = config.served_model_name or config.model
         self.started = int(time.time())
@@ -182,7 +185,8 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
     """Of a generation that began with `version` and was over when `newest` was there, or on its way."""
     versions = one.versions or ()
     if versions:
-        version, newest = versions[0][1], versions[-1][1]
+        version = versions[0][1]
+        newest = versions[-1][1]
     return wire.Completion(
         token_ids=one.token_ids,
         logprobs=one.logprobs,
@@ -210,7 +214,8 @@ class Lifecycle:
     """Loads the engine in the background, watches it, and says when the process must end."""
 
     def __init__(self, config: RolloutArguments, load: Load) -> None:
-        self._config, self._load = config, load
+        self._config = config
+        self._load = load
         self.metrics = ServerMetrics()
         self.service: RolloutService | None = None  # until the engine has loaded
         self.dead: str | None = None  # why it cannot serve any more
@@ -249,7 +254,8 @@ class Lifecycle:
             return
         self.service = RolloutService(self._config, engine, expected, self.metrics)
         logger.info("%s", self.service.tool_calls.said())
-        config, length = self._config, engine.info.max_model_len
+        config = self._config
+        length = engine.info.max_model_len
         address = url_of(config.host, config.port, "https" if config.ssl_certfile else "http")
         logger.info("serving %s at %s (%d weights, max_model_len %d)", config.model, address, len(expected), length)
         leases = asyncio.create_task(self.service.updates.watch_leases())

@@ -34,8 +34,11 @@ class Sleeping:
         machine: UpdateMachine,
         staging: Staging,
     ) -> None:
-        self._adapters, self._engine, self._admission = config.vllm_enable_lora, engine, admission
-        self._machine, self._staging = machine, staging
+        self._adapters = config.vllm_enable_lora
+        self._engine = engine
+        self._admission = admission
+        self._machine = machine
+        self._staging = staging
         self.level = 0
         self._weights_away = False
 
@@ -62,7 +65,8 @@ class Sleeping:
                 if self._weights_away:  # a second call at the same time has done it
                     return self.status()
                 await self._engine.sleep(request.level)
-                self.level, self._weights_away = request.level, True
+                self.level = request.level
+                self._weights_away = True
                 if request.level > 1:
                     self._machine.discarded()
                     self._staging.base = None  # changes to what is gone are not accepted
@@ -77,7 +81,8 @@ class Sleeping:
         async with self._admission.exclusive:
             if self.level:
                 await self._engine.wake()
-                self.level, self._weights_away = 0, False
+                self.level = 0
+                self._weights_away = False
                 self._refuse_work(0)
                 logger.info("the engine is awake")
         return self.status()
@@ -93,5 +98,6 @@ class Sleeping:
         self._admission.notify()
 
     def _check_no_update(self) -> None:
-        if (version := self._machine.pending_version) is not None:
+        version = self._machine.pending_version
+        if version is not None:
             raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")

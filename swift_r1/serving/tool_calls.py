@@ -23,7 +23,8 @@ class ToolCalls:
     def __init__(self, name: str | None, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._found: asyncio.Task[ToolCallParser] | None = None
-        self.name, self.why = name, "--tool_call_parser"
+        self.name = name
+        self.why = "--tool_call_parser"
         if name is None and renders_tools(tokenizer):
             self.name, self.why = chosen_parser(None, tool_template(tokenizer))
 
@@ -55,7 +56,10 @@ class CallReader:
     def __init__(
         self, parser: ToolCallParser, tools: Sequence[dict[str, Any]], prompt: Sequence[int], parallel: bool
     ) -> None:
-        self._parser, self._tools, self._prompt, self._parallel = parser, tools, prompt, parallel
+        self._parser = parser
+        self._tools = tools
+        self._prompt = prompt
+        self._parallel = parallel
         self._streams: dict[int, StreamedTurn] = {}
 
     def whole(self, one: Piece) -> Parsed:

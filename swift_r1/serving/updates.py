@@ -41,7 +41,10 @@ class WeightUpdates:
         metrics: ServerMetrics,
         committed: Callable[[], None],  # called when a new version is served
     ) -> None:
-        self._config, self._engine, self._metrics, self._committed = config, engine, metrics, committed
+        self._config = config
+        self._engine = engine
+        self._metrics = metrics
+        self._committed = committed
         size = most_bytes(expected)
         self.staging = Staging(size + _HEADER_ROOM)
         patience = seconds_for(config.update_timeout, size)
@@ -93,7 +96,8 @@ class WeightUpdates:
             await self.relays.stop()
             update = self.machine.begin(token, request.version, expected)
             self.relays.expect(update, request.relays)
-            self._adapter, self._base = request.adapter, self.staging.base
+            self._adapter = request.adapter
+            self._base = self.staging.base
         return self.status(folder=self.staging.shared, base=self._base)
 
     async def bucket(
@@ -156,7 +160,8 @@ class WeightUpdates:
         whatever the policy."""
         with self._changes():
             self.machine.check_stream_welcome(token, bucket)
-            known, memory = self._engine.info, bucket.memory
+            known = self._engine.info
+            memory = bucket.memory
             if self._adapter is not None or not (known.nccl_workers if memory is None else memory.gpu == known.gpu):
                 raise HTTPError(422, "so only whole models come: over NCCL to GPUs, or in memory of the engine's one")
             await self._make_way(bucket.version, self._config.update_policy, keep=False)

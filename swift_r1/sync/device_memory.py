@@ -73,7 +73,8 @@ def opened(memory: DeviceMemory) -> Tensor:
     found = [index for index in range(torch.cuda.device_count()) if gpu_id(index) == memory.gpu]
     if not found:
         raise RuntimeError(f"the weights are on GPU {memory.gpu}, which this process does not see")
-    handle, event = base64.b64decode(memory.handle), base64.b64decode(memory.event)
+    handle = base64.b64decode(memory.handle)
+    event = base64.b64decode(memory.event)
     counter = memory.counter.encode(), memory.counter_offset
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared_cuda(found[0], handle, memory.size, memory.offset, *counter, event, memory.waits)

@@ -140,7 +140,10 @@ class WeightSnapshot:
             self._shared = shared and not compare and os.path.isdir(_SHARED_MEMORY)
             # At most half of what is free: other programs need some too.
             self._room = shutil.disk_usage(_SHARED_MEMORY).free // 2 if self._shared else 0
-            self.version, self.adapter, self.writing, self.whole = version, adapter, True, False
+            self.version = version
+            self.adapter = adapter
+            self.writing = True
+            self.whole = False
             self._count = self.changed = self.total = 0
             self._turn.notify_all()
 
@@ -161,7 +164,8 @@ class WeightSnapshot:
         """All buckets are here, or those that are missing will not come."""
         with self._turn:
             del self._kept[self._count :]
-            self.writing, self.whole = False, whole
+            self.writing = False
+            self.whole = whole
             self._turn.notify_all()
 
     def bucket(self, version: int, index: int, copy: bool) -> SnapshotBucket | None:
@@ -208,12 +212,15 @@ class WeightSnapshot:
         if old is None or old.memory is None:
             data = np.concatenate(delta.words_of(parts))
             return _Kept(SnapshotBucket.of([data.data.cast("B")]), header, data)
-        data, at, places = old.memory, len(header) // 2, [np.empty(0, np.int64)]
+        data = old.memory
+        at = len(header) // 2
+        places = [np.empty(0, np.int64)]
         for new in delta.words_of(parts[1:]):
             before = data[at : at + len(new)]
             if self._compare:
                 changed = delta.changed_words(new, before)
-                self.changed, self.total = self.changed + len(changed), self.total + len(new)
+                self.changed = self.changed + len(changed)
+                self.total = self.total + len(new)
                 places.append(changed + at)
             np.copyto(before, new)
             at += len(new)

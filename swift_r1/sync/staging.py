@@ -54,7 +54,8 @@ class Staging:
         self._locks: list[int] = []
         self.folder = self._made(parent)
         self._on_disk: Path | None = None
-        self.max_bytes, self._serial = max_bytes, 0
+        self.max_bytes = max_bytes
+        self._serial = 0
         self.shared = str(self.folder) if parent is not None else None  # a trainer on this host can write there itself
         self.base: str | None = None  # content hash of the version whose buckets are all still here
         logger.info("weights are staged in %s", self.folder)
@@ -70,7 +71,9 @@ class Staging:
         if _is_own(spare):
             spare.rename(path)
         path = await asyncio.to_thread(self._with_room, path, min(size_promised, self.max_bytes))
-        digest, size, filled = Hash(), 0, 0
+        digest = Hash()
+        size = 0
+        filled = 0
         pending: list[bytes] = []
         with _removed_on_failure(path), open(_opened(path), "r+b") as file:
 
@@ -85,7 +88,8 @@ class Staging:
                 pending.append(chunk)
                 if size - filled >= _CHUNK:
                     await asyncio.to_thread(flush, pending)
-                    pending, filled = [], size
+                    pending = []
+                    filled = size
             if pending:
                 await asyncio.to_thread(flush, pending)
             file.truncate()
@@ -98,7 +102,8 @@ class Staging:
         """Makes a bucket of the base's one and what has changed in it (see `delta`), where the update began on that
         base; with its content hash as `keep_of` what came is kept. Raises HTTPError as `write`, and 409 where the base
         has no such bucket."""
-        source, body = incoming(self.folder, index), bytearray()
+        source = incoming(self.folder, index)
+        body = bytearray()
         async for chunk in chunks:
             body += chunk
             self._check_size(index, len(body))
@@ -123,7 +128,8 @@ class Staging:
     async def take(self, index: int, promised_digest: str) -> StagedBucket:
         """Takes in a bucket that the trainer has written to `incoming(folder, index)`. Raises HTTPError as `write`, and
         409 where there is no such file."""
-        source, path = incoming(self.folder, index), self._new_path()
+        source = incoming(self.folder, index)
+        path = self._new_path()
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
                 source.unlink()

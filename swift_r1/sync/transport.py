@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AUTO, SHM, HTTP, NCCL, IPC = "auto", "shm", "http", "nccl", "ipc"
+AUTO = "auto"
+SHM = "shm"
+HTTP = "http"
+NCCL = "nccl"
+IPC = "ipc"
 MIN_BYTES_A_SECOND = 64 << 20
 """Weights that move slower than this count as stuck: half of what 1 Gbit/s carries."""
 _SHARED_MEMORY = Path("/dev/shm")
@@ -101,7 +105,8 @@ def chunks_of(parts: Sequence[memoryview]) -> Iterator[bytes]:
         size += len(part)
         if size >= _PIECE:
             yield b"".join(pending)
-            pending, size = [], 0
+            pending = []
+            size = 0
     if pending:
         yield b"".join(pending)
 
@@ -201,7 +206,10 @@ class NcclSender:
         deadline_s: float = 120.0,
         open_group: Callable[[], NcclGroup] = NcclGroup,
     ) -> None:
-        self._client, self._headers, self._deadline_s, self._open_group = client, headers, deadline_s, open_group
+        self._client = client
+        self._headers = headers
+        self._deadline_s = deadline_s
+        self._open_group = open_group
         self._group: NcclGroup | None = None
         self._instance: str | None = None
 
@@ -215,12 +223,14 @@ class NcclSender:
             raise UsageError(f"--weight_transport nccl: the rollout server at {self._client.base_url} has no GPU")
         self.close()
         group = self._open_group()
-        unique_id, size = group.unique_id(), 1 + info.nccl_workers
+        unique_id = group.unique_id()
+        size = 1 + info.nccl_workers
         body = wire.ChannelRequest(unique_id=base64.b64encode(unique_id).decode(), world_size=size)
         asked = self._ask("/v1/weights/channel", body)
         joined = _start(lambda: group.join(unique_id, size))
         self._until(lambda: joined.done() and asked.done(), (asked, joined), self._deadline_s, "join the NCCL group")
-        self._group, self._instance = group, info.instance
+        self._group = group
+        self._instance = info.instance
 
     def send(self, version: int, index: int, bucket: Tensors) -> str:
         """Sends one bucket; the digest is of names, dtypes and shapes, since no hash sees the bytes. Raises as the
@@ -239,7 +249,8 @@ class NcclSender:
         return entries_digest(entries)
 
     def close(self) -> None:
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         if group is not None:
             group.close()
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from swift_r1.wire.client import RolloutClient
 
 _LOOK_S = 2.0
-_AUTO_FANOUT, _AUTO_FROM = 2, 5
+_AUTO_FANOUT = 2
+_AUTO_FROM = 5
 
 
 def fanout_of(asked: int | None, servers: int) -> int:
@@ -35,7 +36,8 @@ def levels_of(servers: int, fanout: int) -> int:
     """Of the tree that so many servers make; 1 where all get the weights from rank 0."""
     if not fanout:
         return 1
-    levels, width = 0, 1
+    levels = 0
+    width = 1
     while servers > 0:
         width *= fanout
         servers -= width

@@ -59,7 +59,10 @@ class UpdateMachine:
         patience: float,  # seconds without progress after which an open update is forgotten, whatever its lease
         discard: Callable[[list[StagedBucket]], None],  # called with buckets that are no longer needed
     ) -> None:
-        self._expected, self._clock, self._patience, self._discard = expected, clock, patience, discard
+        self._expected = expected
+        self._clock = clock
+        self._patience = patience
+        self._discard = discard
         self._lease: _Lease | None = None
         self._pending: PendingUpdate | None = None
         self._committed: tuple[int, str] | None = None  # version and content hash
@@ -109,7 +112,9 @@ class UpdateMachine:
 
         A running load is left to finish.
         """
-        now, pending, lease = self._clock(), self._pending, self._lease
+        now = self._clock()
+        pending = self._pending
+        lease = self._lease
         if lease is None or (pending is not None and pending.loading):
             return None
         if now >= lease.expires:
@@ -212,7 +217,8 @@ class UpdateMachine:
                 raise HTTPError(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
             if not hmac.compare_digest(content_hash(pending.digests), hash_of_all):
                 raise HTTPError(422, f"the content hash of version {version} differs: bytes changed on the way")
-            if missing := sorted(set(pending.expected) - pending.names):
+            missing = sorted(set(pending.expected) - pending.names)
+            if missing:
                 shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
                 raise HTTPError(422, f"{len(missing)} of {len(pending.expected)} weights were not sent: {shown}")
         except HTTPError:
@@ -279,7 +285,8 @@ class UpdateMachine:
 
     def _drop_pending(self) -> None:
         """Forgets the open update; one that is in the engine in part leaves it broken."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is None:
             return
         pending.dropped = True

@@ -92,7 +92,8 @@ class WeightWriter:
         self.client = client
         self.token = token or secrets.token_hex(16)
         self.headers = {wire.LEASE_HEADER: self.token}
-        self._owner, self._ttl_s = owner or f"{socket.gethostname()}:{os.getpid()}", ttl_s
+        self._owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._ttl_s = ttl_s
         self.policy = policy
         self.transport: str | None = None  # of the last version
         self.sent_bytes = 0  # of all buckets from here, also those through shared memory
@@ -219,7 +220,8 @@ class WeightWriter:
             begin = wire.UpdateBegin(version=push.version, adapter=adapter, relays=push.link.children)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
             push.link.tell(True)
-            push.base, push.folder = begun.base, usable_folder(begun.folder) if transport in (AUTO, SHM) else None
+            push.base = begun.base
+            push.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
             if transport == SHM and push.folder is None:
                 raise RunFailed(
                     f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
@@ -270,7 +272,8 @@ class WeightWriter:
         parts = bucket.parts()
         headers = self.headers | {wire.VERSION_HEADER: str(push.version), wire.BUCKET_HEADER: str(index)}
         if bucket.change is not None and bucket.base == push.base and not push.whole:
-            parts, push.changes = [memoryview(bucket.change)], True
+            parts = [memoryview(bucket.change)]
+            push.changes = True
             headers[wire.BASE_HEADER] = str(bucket.base)
         size = sum(map(len, parts))
         headers |= {wire.DIGEST_HEADER: bucket.digest, "Content-Length": str(size)}
@@ -304,7 +307,8 @@ class WeightWriter:
         """Has the engine load the bucket out of this process's GPU memory."""
         from swift_r1.sync.device_memory import packed, shared
 
-        block, entries = packed(bucket), streamed(bucket)
+        block = packed(bucket)
+        entries = streamed(bucket)
         limit = self._sent(push, block.nbytes)
         body = wire.StreamedBucket(version=push.version, index=index, tensors=entries, memory=shared(block))
         self._once_drained("/v1/weights/stream", wire.UpdateStatus, body, limit)

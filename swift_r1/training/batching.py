@@ -50,8 +50,10 @@ class RoundBatch:
         """float32 `[R]`: the part of its completion's trained tokens that a row has, together 1."""
         if len(self.owners) == len(self):
             return torch.ones(len(self))
-        trained, one = self.token_mask().sum(1).float(), torch.ones(len(self.owners))
-        whole, rows = self.of_completions(trained)[self.owners], self.of_completions(one)[self.owners]
+        trained = self.token_mask().sum(1).float()
+        one = torch.ones(len(self.owners))
+        whole = self.of_completions(trained)[self.owners]
+        rows = self.of_completions(one)[self.owners]
         return torch.where(whole > 0, trained / whole, 1 / rows)
 
     def padded(self, of_tokens: Tensor) -> Tensor:
@@ -145,11 +147,13 @@ def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks:
         silent = without_signal[[owner // batching.group_size for owner in owners]].tolist()
     lengths = RowLengths(prompts, written, groups, silent)
     budget = batching.max_tokens or batching.completions * lengths.longest()
-    form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
+    form = batching.form
+    plan = plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:
         shared = plan_micro_batches(lengths, SHARED, ranks.data_parallel_size, budget)
         if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
-            form, plan = SHARED, shared
+            form = SHARED
+            plan = shared
     numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.data_parallel_rank]]
     how = (form, ranks.device, batching.own_attention, batching.overlong_filter, ranks.sequence)
     return [collate(batch, units, *how) for units in numbered]
@@ -181,7 +185,8 @@ def collate(
     samples = torch.tensor([sample for unit in units for sample in unit], dtype=torch.long)
     ranks = 1 if sequence is None else sequence.size
     rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
-    lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
+    lengths = batch.completion_lengths[samples]
+    totals = batch.prompt_lengths + batch.completion_lengths
     steps = torch.arange(int(lengths.max()) if units else 1)
     mask = steps < lengths[:, None]
     logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
@@ -218,7 +223,8 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     if not len(samples):
         return _Rows(batch.token_ids[None, :1], samples, samples)
     totals = batch.prompt_lengths + batch.completion_lengths
-    starts, lengths = (totals.cumsum(0) - totals)[samples], totals[samples]
+    starts = (totals.cumsum(0) - totals)[samples]
+    lengths = totals[samples]
     columns = torch.arange(int(lengths.max()))
     real = columns < lengths[:, None]
     token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
@@ -232,13 +238,19 @@ def _packed(
     """One row of `least` tokens or more; with `shared` each unit's prompt once, then its completions."""
     totals = batch.prompt_lengths + batch.completion_lengths
     starts = (totals.cumsum(0) - totals).tolist()
-    prompts, completions = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
-    sources, position_ids, before, own, groups = [], [], [], [], []
+    prompts = batch.prompt_lengths.tolist()
+    completions = batch.completion_lengths.tolist()
+    sources = []
+    position_ids = []
+    before = []
+    own = []
+    groups = []
     place = 0
     if not shared:
         units = [(sample,) for unit in units for sample in unit]
     for unit in units:
-        first, prompt = place, prompts[unit[0]]
+        first = place
+        prompt = prompts[unit[0]]
         sources.append(torch.arange(prompt) + starts[unit[0]])
         position_ids.append(torch.arange(prompt))
         place += prompt

@@ -79,7 +79,9 @@ class Bookkeeping:
         """Sets `skipped` to 1 where a model was not updated since its loss or gradient is not finite; the batch is then
         written to a file. A gradient that overflows float16 is how a loss scale is found, and no fault. Raises
         RunFailed: too many steps in a row were skipped."""
-        step, faults, overflows = progress.summary.steps, list[str](), list[tuple[float, Backend]]()
+        step = progress.summary.steps
+        faults = list[str]()
+        overflows = list[tuple[float, Backend]]()
         for loss, prefix, backend in self.models:
             bad = [name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])]
             scale = metrics.get(f"{prefix}loss_scale", 1.0)
@@ -95,7 +97,8 @@ class Bookkeeping:
                 self.recorder.event("skipped", what, step=step)
             return
         progress.skipped_in_a_row += 1
-        what, times = " and ".join(faults), progress.skipped_in_a_row
+        what = " and ".join(faults)
+        times = progress.skipped_in_a_row
         if self.ranks.is_rank0:
             path = self.run_dir / "skipped" / f"step-{step}.safetensors"
             with self.ranks.busy():

@@ -46,7 +46,9 @@ class Experts:
 
     def step(self, done: int) -> ExpertStep:
         """Of the optimizer step after `done` ones. Collective."""
-        args, ranks, size = self.args, self.ranks, int(self.args.chord_sft_per_device_train_batch_size or 0)
+        args = self.args
+        ranks = self.ranks
+        size = int(self.args.chord_sft_per_device_train_batch_size or 0)
         mu = chord_mu(
             done,
             int(args.chord_mu_warmup_steps or 0),

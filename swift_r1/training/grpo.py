@@ -123,7 +123,8 @@ def before_training(
         old = entropies = ref = values = None
         if old_policy:
             now = backend.logprobs(micro.inputs, temperature)
-            old, entropies = micro.unflatten(now.logps), micro.unflatten(now.entropies)
+            old = micro.unflatten(now.logps)
+            entropies = micro.unflatten(now.entropies)
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
@@ -284,7 +285,8 @@ def train_step(
         lacking = divide(lacks, normalizer).item()
 
     def loss_of(micro: MicroBatch) -> LossOutput:
-        inputs, teacher_kl = micro.inputs, None
+        inputs = micro.inputs
+        teacher_kl = None
         if micro.teacher_ids is not None:
             ids = torch.cat([inputs.targets[:, None], micro.flatten(micro.teacher_ids)], 1)
             inputs = inputs._replace(targets=ids)

@@ -47,12 +47,16 @@ class Inputs:
 def open_inputs(context: Context) -> Inputs:
     """Data and rewards, after the prompts that the run has taken; of a replay what another run has recorded. Raises
     UsageError where `--model` reads other tokens than the record has."""
-    if (replay := context.start.replay) is not None:
+    replay = context.start.replay
+    if replay is not None:
         run = RecordedRun.open(replay.run)
         if not run.tokens.is_of(vocabulary_of(context.tokenizer)):
             raise UsageError(f"--model {context.args.model} has another tokenizer than the run in {run.path}")
         return replace(_open_rewards(context, not replay.scored_anew), num_rows=replay.dataset_size or 0, recorded=run)
-    args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
+    args = context.args
+    start = context.start
+    saved = context.saved
+    cleanup = context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     if args.env is not None:
@@ -63,10 +67,15 @@ def open_inputs(context: Context) -> Inputs:
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
-    number, digest, chosen, choices = 0, "", "", None
-    workers, ahead = args.dataloader_num_workers, args.dataloader_prefetch_factor
+    number = 0
+    digest = ""
+    chosen = ""
+    choices = None
+    workers = args.dataloader_num_workers
+    ahead = args.dataloader_prefetch_factor
     if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
-        number, digest = saved.prompts_taken, saved.prompts_digest
+        number = saved.prompts_taken
+        digest = saved.prompts_digest
         chosen = saved.choices if saved.fingerprint.args.get("prompt_sampler") == args.prompt_sampler else ""
     if args.streaming:
         stream = stream_of(args.data_flags, size, encoder.fits)
@@ -88,8 +97,11 @@ def open_inputs(context: Context) -> Inputs:
 
 def _open_rewards(context: Context, recorded: bool = False) -> Inputs:
     """The rewards: their functions, or in a replay what they gave; and the experts' answers."""
-    args, start, cleanup = context.args, context.start, context.cleanup
-    names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
+    args = context.args
+    start = context.start
+    cleanup = context.cleanup
+    names = [*args.reward_funcs, *eval_rewards(args)]
+    load = partial(load_plugins, args.external_plugins)
     own = replace(args, output_dir=str(start.run_dir))  # rewards are told where the run is, as by ms-swift
     pool = (
         RecordedRewards(args, names)

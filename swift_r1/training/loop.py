@@ -137,7 +137,8 @@ class Trainer:
             batch = grpo.batch_of_round(scored, self.ranks, per_turn=per_turn)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
-        critic, updates = self.critic, self.plan.optimizer_steps_per_round
+        critic = self.critic
+        updates = self.plan.optimizer_steps_per_round
         critic_kl = critic is not None and critic.config.kl_coef > 0
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
@@ -191,12 +192,15 @@ class Trainer:
         them."""
         if self.critic is not None:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
-        rewards, metrics = batch.rewards, {}
+        rewards = batch.rewards
+        metrics = {}
         if self.args.kl_in_reward:
             rewards = grpo.rewards_after_kl(batch, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
-        if (how := self.args.teaches_by) in ("advantage", "reward", "rlsd"):
-            mask, coef = batch.token_mask(), self.args.teacher_kl_coef
+        how = self.args.teaches_by
+        if how in ("advantage", "reward", "rlsd"):
+            mask = batch.token_mask()
+            coef = self.args.teacher_kl_coef
             old, taught = (grpo.of_round(name, batch, steps, self.ranks) for name in ("old_logps", "teacher_logps"))
             metrics["teacher_kl"] = (old - taught)[mask].mean().item()
             if how == "reward":
@@ -220,7 +224,9 @@ class Trainer:
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps of a round that are left, until a stop."""
-        args, progress, critic = self.args, self.progress, self.critic
+        args = self.args
+        progress = self.progress
+        critic = self.critic
         updates = [micro_batches for _ in range(args.num_iterations) for micro_batches in round_.steps]
         progress.open_round = round_
         while progress.open_round is not None and not self.stop.reason:
@@ -324,7 +330,8 @@ class Trainer:
         """Evaluates the published weights on the held-out prompts, unless a signal comes meanwhile: then the run ends,
         and does so when it is resumed. It also ends where saves are not better any more."""
         assert self.evaluator is not None
-        args, steps = self.args, self.summary.steps
+        args = self.args
+        steps = self.summary.steps
         self.watchdog.progress("an evaluation")
         self.device.to_generate()
         self.recorder.phase("evaluating", self.evaluator.num_completions)
@@ -360,7 +367,8 @@ class Trainer:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:
         the state is not of this model."""
         self.progress = self.checkpoints.restore(checkpoint)
-        if saved := saved_round(checkpoint, self.split):
+        saved = saved_round(checkpoint, self.split)
+        if saved:
             batch, steps, facts = saved
             advantages, _ = self.advantages(batch, steps, self.summary.steps - facts["done"])
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

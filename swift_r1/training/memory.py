@@ -116,7 +116,8 @@ def estimate(
     if args.teacher_path is not None and (args.teacher_path != args.model or args.train_type == "full"):
         parts["teacher"] = shape_of(args.teacher_path).total * width / sharded
     if critic is not None:
-        numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
+        numbers = critic.without_head
+        bytes_each = _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
         parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage, critic if fsdp else None)
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
@@ -151,7 +152,8 @@ def estimate(
 
 def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int]:
     """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
-    size, group = args.per_device_train_batch_size, args.num_generations
+    size = args.per_device_train_batch_size
+    group = args.num_generations
     row = prompt + args.max_completion_length
     budget = args.max_tokens_per_micro_batch or size * row
     spread = args.sequence_parallel_size
@@ -235,7 +237,9 @@ def _gathered(shape: ModelShape, args: RlhfArguments, whole: bool) -> float:
 
 def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int, adapters: bool = True) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
-    hidden, wide, kv = shape.hidden, shape.feed_forward, shape.kv_width
+    hidden = shape.hidden
+    wide = shape.feed_forward
+    kv = shape.kv_width
     # The inputs of the norms and of each group of matrix products, gate and up; queries, keys and values; and in
     # float32 a number per norm and head. As autograd saves them for a Llama here.
     layer = ((6 * hidden + 2 * kv + 3 * wide) * width + 4 * (2 + hidden // 64)) * tokens
@@ -251,7 +255,8 @@ def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool,
     """A chunk of `most` bytes of float32 logits with its exponentials and their low-precision copy, the first chunks'
     exponentials, and the head's gradient."""
     whole = 4.0 * predicted * shape.vocabulary
-    chunk, kept = min(float(most), whole), min(float(KEPT_CHUNKS * most), whole)
+    chunk = min(float(most), whole)
+    kept = min(float(KEPT_CHUNKS * most), whole)
     gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
     return chunk * (2 + width / 4) + kept + gradient
 

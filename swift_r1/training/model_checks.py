@@ -77,14 +77,17 @@ def why_not_packed(backend: Backend, form: Form) -> str:
         critic = isinstance(backend.module, Critic)
         return head_states(backend, inputs) if critic else backend.logprobs(inputs, 1.0).logps
 
-    name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
-    config, sequence = backend.model.config.get_text_config(), backend.ranks.sequence
+    name = type(backend.model).__name__
+    own_attention = takes_packed_rows(backend.model)
+    config = backend.model.config.get_text_config()
+    sequence = backend.ranks.sequence
     if not own_attention and (form.shared or sequence is not None):
         what = "share a prompt" if form.shared else "be spread over ranks"
         return f"{name} attends by {config._attn_implementation}, and only SDPA can {what}"
     if sequence is not None and (heads := config.num_attention_heads) % sequence.size:
         return f"its {heads} attention heads do not divide among {sequence.size} ranks"
-    if kinds := other_layers(config):
+    kinds = other_layers(config)
+    if kinds:
         return f"{name} has {', '.join(kinds)} layers, and only attention can be packed"
     tokens = probe_tokens(32, backend.model.config)
     # Two prompts with two completions each.
@@ -93,7 +96,8 @@ def why_not_packed(backend: Backend, form: Form) -> str:
     batch = round_batch(prompts, completions, [[0.0] * len(c) for c in completions], [0.0] * 4, [False] * 4)
     alone = [(0,), (1,), (2,), (3,)]
     with narrowed(backend.model), torch.no_grad():
-        apart, together = output(alone, Form()), output([(0, 1), (2, 3)] if form.shared else alone, form)
+        apart = output(alone, Form())
+        together = output([(0, 1), (2, 3)] if form.shared else alone, form)
     difference = (apart - together).abs().mean().item()
     if not difference <= tolerance(backend.model):
         return (

@@ -46,7 +46,8 @@ def critic_step(
         As `update`, under the names `value_loss`, `critic/grad_norm` (of `vf_coef` times the loss),
         `critic/learning_rate`, `critic/loss_scale` and `clip_ratio/value`.
     """
-    returns, valid = advantages.returns, advantages.valid
+    returns = advantages.returns
+    valid = advantages.valid
     assert returns is not None and valid is not None
 
     def trained(micro: MicroBatch) -> Tensor:
@@ -56,11 +57,14 @@ def critic_step(
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         assert micro.old_values is not None
-        values, old = micro.unflatten(critic.backend.values(micro.inputs)), micro.old_values
-        mask, clip = trained(micro), critic.config.cliprange_value or None
+        values = micro.unflatten(critic.backend.values(micro.inputs))
+        old = micro.old_values
+        mask = trained(micro)
+        clip = critic.config.cliprange_value or None
         return value_loss(values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer)
 
-    rate, coefficient = critic.learning_rate.value, critic.config.vf_coef
+    rate = critic.learning_rate.value
+    coefficient = critic.config.vf_coef
     losses = [partial(loss_of, micro) for micro in batches]
     found = update(losses, critic.backend, rate, ranks, coefficient=coefficient)
     names = {"loss": "value_loss"} | {name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")}

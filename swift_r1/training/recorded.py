@@ -100,7 +100,10 @@ class RecordedRounds:
         begun: tuple[int, int, str],
         fresh: bool,
     ) -> None:
-        self.sampler, self.backend, self.run, self.rewards = sampler, backend, run, rewards
+        self.sampler = sampler
+        self.backend = backend
+        self.run = run
+        self.rewards = rewards
         rounds, taken, digest = begun
         self.position = taken, digest
         self._rounds = None if run is None else run.rounds(rounds)
@@ -116,7 +119,9 @@ class RecordedRounds:
 
     def _check_weights(self, number: int) -> None:
         """Raises UsageError where the policy does not give the log-probs that it had before round `number`."""
-        ranks, args, told = self.sampler.ranks, self.sampler.args, None
+        ranks = self.sampler.ranks
+        args = self.sampler.args
+        told = None
         if self.run is not None:
             first = self.run.first_of(number)
             logps = [value if written else 0.0 for value, written in zip(first.logps, first.written, strict=True)]
@@ -152,7 +157,8 @@ class RecordedRounds:
             size = sampler.plan.num_generations
             groups = [conversations[at : at + size] for at in range(0, len(conversations), size)]
             state = {"global_step": step, "max_steps": sampler.plan.scheduled_steps}
-            prompts, names = [one[0].prompt for one in groups], [one[0].request_id for one in groups]
+            prompts = [one[0].prompt for one in groups]
+            names = [one[0].request_id for one in groups]
             assert sampler.open_rewards is not None
             scoring = Scoring(prompts, names, sampler.open_rewards, from_flags(Composition, sampler.args), state)
             for group in groups:
@@ -162,7 +168,8 @@ class RecordedRounds:
 
 def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
     """What was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
-    ids, text = tuple(one.token_ids), row["completion"]
+    ids = tuple(one.token_ids)
+    text = row["completion"]
     prompt = Prompt(
         prompt_id=str(one.prompt_id),
         dataset=str(one.prompt_id).rpartition(":")[0],

@@ -24,14 +24,18 @@ logger = logging.getLogger("swift_r1.training")
 
 def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     """Writes the folder's `completions.jsonl` and `forecast.json`. Collective."""
-    sampler, plan, steps = trainer.rounds, trainer.plan, _Steps()
+    sampler = trainer.rounds
+    plan = trainer.plan
+    steps = _Steps()
     assert isinstance(sampler, RoundSampler)
     books = replace(trainer.books, recorder=steps)
     trial = _Trial(**_parts_of(trainer) | {"recorder": steps, "books": books})
     trial.publish()
     trial.device.to_generate()
     trainer.stopwatch.take()
-    count, found, parts = min(args.num_prompts, plan.prompts_per_epoch or args.num_prompts), [], []
+    count = min(args.num_prompts, plan.prompts_per_epoch or args.num_prompts)
+    found = []
+    parts = []
     # As many completions at once as a round has: the engine's speed depends on it.
     at_once = min(count, max(1, round(plan.completions_per_round / args.num_completions)))
     trainer.recorder.phase("sampling", count * args.num_completions)
@@ -100,7 +104,8 @@ def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRoun
     It has no calls of reward functions: whether they are valid is for the forecast to say."""
     if not found:
         return None
-    wanted, items = plan.num_generations, [item for one in found for item in one.trained]
+    wanted = plan.num_generations
+    items = [item for one in found for item in one.trained]
     pieces = []
     for first in range(0, len(items), size):
         group = list(islice(cycle(items[first : first + size]), max(size, wanted)))

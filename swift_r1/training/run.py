@@ -82,7 +82,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
-        rank, spans, tell = int(os.environ.get("RANK", "0")), Spans(start.run_dir), Events(start.run_dir)
+        rank = int(os.environ.get("RANK", "0"))
+        spans = Spans(start.run_dir)
+        tell = Events(start.run_dir)
         spans.step = tell.step = saved.step if saved else 0
         stopwatch = Stopwatch(spans.lane(f"rank-{rank}"))
         start_up.enter_context(stopwatch.timed("start"))
@@ -110,7 +112,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
         context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell, stop)
-        data, counts = Inputs(), None
+        data = Inputs()
+        counts = None
         if ranks.is_rank0:
             data = open_inputs(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
@@ -155,7 +158,10 @@ def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell:
 
 def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
-    args, start, ranks, watchdog = context.args, context.start, context.ranks, context.watchdog
+    args = context.args
+    start = context.start
+    ranks = context.ranks
+    watchdog = context.watchdog
     writers = setup.open_writers(context) if ranks.is_rank0 and start.replay is None else []
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
@@ -174,7 +180,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         stop=tuple(args.stop_words),
         stop_token_ids=ends,
     )
-    turns, stopwatch, run_id = make_turns(rollouts, ranks), context.stopwatch, _run_id(args, context.saved)
+    turns = make_turns(rollouts, ranks)
+    stopwatch = context.stopwatch
+    run_id = _run_id(args, context.saved)
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
         reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
@@ -224,7 +232,8 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         prompts = data.eval_prompts or [[] for _ in eval_sizes]
         sets = eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length)
         evaluator = Evaluator(sets, sampler, args.probe_prompts if args.log_tokens != "none" else 0)
-    reference, critic = setup.open_reference(context, backend), setup.open_critic(context, plan)
+    reference = setup.open_reference(context, backend)
+    critic = setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
     models = [("loss", "", backend)]
     if critic is not None:

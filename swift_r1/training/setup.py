@@ -98,8 +98,11 @@ class Context:
 def open_policy(context: Context) -> Backend:
     """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
     trained as the flags say."""
-    args, ranks = context.args, context.ranks
-    lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
+    args = context.args
+    ranks = context.ranks
+    lora = LoraSettings.of(args)
+    quantization = quantization_of(args)
+    freezing = freezing_of(args)
     if not args.use_vllm:
         check_layers(transformers_config(args.model).get_text_config())
 
@@ -147,10 +150,12 @@ def open_policy(context: Context) -> Backend:
 def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     """PPO's critic, all of whose weights are trained; None without PPO. Collective. Raises UsageError: the model cannot
     be loaded as a critic, or reads other tokens than the policy."""
-    args, ranks = context.args, context.ranks
+    args = context.args
+    ranks = context.ranks
     if args.rlhf_type != "ppo":
         return None
-    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
+    path = str(args.critic_model)
+    rate = float(args.critic_learning_rate or 0.0)
     check_tokens(path, "--critic_model", context.tokenizer)
 
     def load() -> PreTrainedModel:
@@ -178,12 +183,15 @@ def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
 
 def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None:
     """The reference policy, where a KL needs one. Collective."""
-    args, ranks = context.args, context.ranks
+    args = context.args
+    ranks = context.ranks
     if not args.wants_reference:
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
-    offload, path, load = args.offload_ref_model and ranks.device.type != "cpu", args.ref_model, None
+    offload = args.offload_ref_model and ranks.device.type != "cpu"
+    path = args.ref_model
+    load = None
     if path is not None:
         check_tokens(path, "--ref_model", context.tokenizer)
 
@@ -251,7 +259,8 @@ def open_rollouts(
     context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
 ) -> Rollouts:
     """What generates. `writers` are of servers, on rank 0."""
-    args, ranks = context.args, context.ranks
+    args = context.args
+    ranks = context.ranks
     tokenizer: Any = context.tokenizer
     if context.start.replay is not None:
         return NothingGenerated()
@@ -260,15 +269,18 @@ def open_rollouts(
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
         check_engine(engine)
         return EmbeddedRollouts(engine, backend, ranks)
-    pool, limits = None, None
+    pool = None
+    limits = None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
         groups = [args.num_generations, args.num_generations_eval or 0]
         groups += [one.num_generations for one in args.eval_tasks()]
         expected = Expected(args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups))
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
-        transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
-        if (file := args.vllm_server_file) is None:
+        transport = HTTP if compare else args.weight_transport
+        timeout = args.vllm_server_timeout
+        file = args.vllm_server_file
+        if file is None:
             sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         else:
             sessions = _first_sessions(context, writers, expected, transport)
@@ -291,7 +303,8 @@ def open_rollouts(
                 args.sleep_level,
             )
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
-    adapter, lora = None, LoraSettings.of(args)
+    adapter = None
+    lora = LoraSettings.of(args)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
     # knows no magnitudes (DoRA), nor modules beside the adapters.
     alone = lora is not None and quantization_of(args) is None and lora.low_rank_alone
@@ -319,7 +332,9 @@ def _first_sessions(
     context: Context, writers: Sequence[WeightWriter], expected: Expected, transport: str
 ) -> list[ServerSession]:
     """With the servers of `--vllm_server_file` that are ready by now and alike; others join later, or are refused."""
-    args, known, sessions = context.args, {one.client.base_url: one for one in writers}, list[ServerSession]()
+    args = context.args
+    known = {one.client.base_url: one for one in writers}
+    sessions = list[ServerSession]()
     for url, info in _ready_servers(args).items():
         if why_not_alike([*((one.url, one.first) for one in sessions), (url, info)]) is not None:
             continue
@@ -335,7 +350,8 @@ def open_uploader(context: Context) -> Uploader | None:
     args = context.args
     if not args.push_to_hub or not context.ranks.is_rank0:
         return None
-    hub, repo = default_hub(args.use_hf), str(args.hub_model_id)
+    hub = default_hub(args.use_hf)
+    repo = str(args.hub_model_id)
     flags = HubFlags(hub, repo, args.hub_private_repo, args.hub_strategy, args.hub_timeout)
     uploader = Uploader(flags, context.watchdog.progress)
     context.cleanup.callback(uploader.close)

@@ -44,7 +44,9 @@ class SharedDevice:
         frozen: Sequence[Frozen],
         stopwatch: Stopwatch,
     ) -> None:
-        self._stopwatch, self._device, self._level = stopwatch, device, args.sleep_level
+        self._stopwatch = stopwatch
+        self._device = device
+        self._level = args.sleep_level
         self._weights = [one.weights for one in (*trained, *frozen)] if args.offload_model else []
         self._states = [one.states for one in trained] if args.offload_optimizer else []
         self._engine: ServerRollouts | None = None  # one that sleeps

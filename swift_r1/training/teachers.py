@@ -47,7 +47,8 @@ class CurrentPolicy:
     """The policy as it is, without a gradient: its own teacher, who reads hints."""
 
     def __init__(self, backend: Backend) -> None:
-        self.backend, self.weights = backend, Movable(tuple)
+        self.backend = backend
+        self.weights = Movable(tuple)
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
@@ -76,7 +77,8 @@ class Teacher:
         if ids is None or tops is None:
             return taught
         unknown = ids >= self.vocab_size  # rows of padding, in a larger table than the policy's
-        ids, tops = ids.masked_fill(unknown, 0), tops.masked_fill(unknown, -torch.inf)
+        ids = ids.masked_fill(unknown, 0)
+        tops = tops.masked_fill(unknown, -torch.inf)
         return replace(taught, teacher_ids=micro.unflatten(ids), teacher_tops=micro.unflatten(tops))
 
     def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
@@ -87,7 +89,8 @@ class Teacher:
 
     def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """With the hint, where there is one, in the place of the last message of the user. Raises RunFailed."""
-        if not (hint := prompt.columns.get(HINT)):
+        hint = prompt.columns.get(HINT)
+        if not hint:
             return prompt.token_ids
         if self.encoder is None:
             raise RunFailed(f"{prompt.prompt_id} has a {HINT}, and a replay has no messages to put it into")
@@ -124,7 +127,9 @@ class LocalTeacher(Teacher):
 
     def _inputs(self, micro: MicroBatch, batch: RoundBatch) -> ModelInputs:
         """The same completions in the same order, after the prompts of `batch`."""
-        samples, batching, form = micro.samples.tolist(), self.batching, Form()
+        samples = micro.samples.tolist()
+        batching = self.batching
+        form = Form()
         if self.alike:
             form = batching.form if batching.share_from is None else SHARED
         same = batch.prompt_numbers.tolist()
@@ -195,7 +200,8 @@ class ServerTeacher(Teacher):
 
     def _scores(self, tag: str, sequences: Sequence[tuple[int, ...]]) -> ScoreResponse:
         """A server that is away, or is full, is asked again until `--vllm_server_timeout` is over."""
-        client, end = self.servers[tag], time.monotonic() + self.args.vllm_server_timeout
+        client = self.servers[tag]
+        end = time.monotonic() + self.args.vllm_server_timeout
         while True:
             try:
                 answer = client.score(sequences, self.temperature, self.top, every_copy=False)
@@ -220,18 +226,21 @@ def taught_advantages(
     if args.teaches_by == "advantage":
         return teacher_advantages(*given, args.teacher_kl_coef), {}
     strength = rlsd_strength(step, args.rlsd_lambda, args.rlsd_lambda_warmup_steps, args.rlsd_lambda_decay_steps)
-    clip, negative_only = args.rlsd_reweight_clip_range, args.rlsd_negative_only
+    clip = args.rlsd_reweight_clip_range
+    negative_only = args.rlsd_negative_only
     found = rlsd_advantages(*given, strength=strength, clip_range=clip, negative_only=negative_only)
     return found, {"rlsd_lambda": strength}
 
 
 def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teacher | None:
     """None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads other tokens."""
-    args, ranks = context.args, context.ranks
+    args = context.args
+    ranks = context.ranks
     if args.teaches_by is None:
         return None
     encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
-    top, vocab_size = args.gkd_logits_topk or 0, backend.vocab_size
+    top = args.gkd_logits_topk or 0
+    vocab_size = backend.vocab_size
     if top > vocab_size:
         raise UsageError(f"--gkd_logits_topk {top}: the policy knows {vocab_size} tokens")
     common = (ranks, encoder, args.temperature, top, vocab_size)
@@ -252,7 +261,8 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
         raise UsageError(f"--sequence_parallel_size: --teacher_model {path} cannot be spread as --model is")
 
     lora = None
-    if (folder := args.teacher_adapters) is not None:
+    folder = args.teacher_adapters
+    if folder is not None:
         flags = adapter_flags("--teacher_adapters", folder)
         lora = LoraSettings.of(AdapterArguments(train_type="lora", adapters=[folder], **flags))
 
@@ -265,7 +275,8 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
 
 
 def _open_servers(context: Context, vocab_size: int) -> dict[str, RolloutClient]:
-    found, hashed = {}, tokenizer_hash(context.tokenizer)
+    found = {}
+    hashed = tokenizer_hash(context.tokenizer)
     for tag, url in context.args.teacher_servers.items():
         client = context.cleanup.enter_context(RolloutClient(url, context.args.api_key))
         info = client.wait_until_ready(context.args.vllm_server_timeout)

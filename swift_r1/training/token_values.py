@@ -34,7 +34,8 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     if not share:
         return []
     found: dict[int, dict[str, Any]] = {}
-    trained, row = () if scored is None else scored.trained, 0
+    trained = () if scored is None else scored.trained
+    row = 0
     for first in range(0, len(trained), size):
         places = [_place(item.conversation.prompt.prompt_id) for item in trained[first : first + size]]
         for item, place in zip(trained[first : first + size], places, strict=True):
@@ -72,7 +73,8 @@ class StepTokens:
     Every rank adds its own micro-batches."""
 
     def __init__(self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool) -> None:
-        self._recorded, self._batch = recorded, batch
+        self._recorded = recorded
+        self._batch = batch
         self._samples = torch.tensor([one["sample"] for one in recorded])
         self._lengths = batch.completion_lengths[self._samples]
         self._starts = torch.full((len(batch.owners),), -1)  # of a row's values; -1: not recorded
@@ -100,7 +102,8 @@ class StepTokens:
         of_ranks = ranks.sum_data(values)
         if not ranks.is_rank0:
             return None
-        batch, lengths = self._batch, self._lengths
+        batch = self._batch
+        lengths = self._lengths
         prompts = batch.prompt_lengths[self._samples]
         starts = (batch.prompt_lengths + batch.completion_lengths).cumsum(0)[self._samples] - lengths
         own = places_of(batch.completion_lengths.cumsum(0)[self._samples] - lengths, lengths)
@@ -131,7 +134,8 @@ def _filled(lengths: Tensor, width: int) -> Tensor:
 def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
     """Completions of an evaluation of the weights of `step`."""
     sequences = [one for item in items for one in item.conversation.sequences]
-    prompts, answers = [one.prompt_token_ids for one in sequences], [one.completion for one in sequences]
+    prompts = [one.prompt_token_ids for one in sequences]
+    answers = [one.completion for one in sequences]
     tokens: dict[str, list[Sequence[float]]] = {
         "token_ids": [one.token_ids for one in answers],
         "rollout_logps": [one.logprobs for one in answers],

@@ -36,7 +36,8 @@ _CLOSE_S = 30.0  # for episodes to be killed
 def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     """What reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known or can
     be used, the chat template has no place for tools, or workers lack some."""
-    args, tokenizer = context.args, context.tokenizer
+    args = context.args
+    tokenizer = context.tokenizer
     if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
         return None
     from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
@@ -60,7 +61,8 @@ def open_turns(
 ) -> MakeTurns:
     """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0, or episodes of an
     agent."""
-    args, tokenizer = context.args, context.tokenizer
+    args = context.args
+    tokenizer = context.tokenizer
     if args.plays_agent and context.start.replay is None:
         runner = open_agents(context, ends, model_length, vocab_size) if context.ranks.is_rank0 else None
 
@@ -76,7 +78,8 @@ def open_turns(
         return lambda generator, _ranks: OneTurn(
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
-    name, stage = args.multi_turn_scheduler, None
+    name = args.multi_turn_scheduler
+    stage = None
     more: dict[str, Any] = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
     if tool_kit is not None:
         more["kit"] = tool_kit
@@ -99,7 +102,8 @@ def open_turns(
 
 def open_agents(context: Context, ends: tuple[int, ...], model_length: int | None, vocab_size: int) -> AgentRunner:
     """What runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
-    args, wording = context.args, Wording.of(context.args)
+    args = context.args
+    wording = Wording.of(context.args)
     prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
     if wording.enable_thinking is not None and isinstance(prompts.tokenizer.chat_template, str):
         prompts.tokenizer = copy.copy(prompts.tokenizer)  # requests of agents do not say it
@@ -111,12 +115,14 @@ def open_agents(context: Context, ends: tuple[int, ...], model_length: int | Non
     model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words), bool(args.use_vllm))
     gateway = AgentGateway(model)
     context.cleanup.callback(gateway.close)
-    plugins, memory = list(args.external_plugins), args.reward_memory_limit
+    plugins = list(args.external_plugins)
+    memory = args.reward_memory_limit
     env_args = args.env_args if args.env is not None else None
     order = Order(plugins, args.agent, args.agent_words, memory, list(args.reward_env), env_args)
     processes = AgentProcesses(order)
     context.cleanup.callback(lambda: gateway.call(processes.close()).result(_CLOSE_S))
     gateway.call(processes.start()).result()
-    total, alone = args.completion_length_limit_scope == "total", args.reward_names == ["agent_reward"]
+    total = args.completion_length_limit_scope == "total"
+    alone = args.reward_names == ["agent_reward"]
     limits = AgentLimits(args.agent_timeout, args.max_turns, total, needs_reward=alone)
     return AgentRunner(gateway, processes, limits, args.agent_concurrency)

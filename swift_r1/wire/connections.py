@@ -66,7 +66,8 @@ class ThreadTurns:
         with self._changed:
             while len(self._began) >= self._at_once:
                 oldest, began = next(iter(self._began.items()))
-                if (left := began + _QUICK_S - time.monotonic()) > 0:
+                left = began + _QUICK_S - time.monotonic()
+                if left > 0:
                     self._changed.wait(left)
                 else:
                     del self._began[oldest]

@@ -324,7 +324,9 @@ class HTTPError(Exception):
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.retry_after = status, message, retry_after
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
 
 
 class Overloaded(HTTPError):
@@ -344,4 +346,5 @@ class ServerRefused(RunFailed):
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        self.status = status
+        self.retry_after = retry_after

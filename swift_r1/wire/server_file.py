@@ -31,9 +31,11 @@ def parsed(text: str, name: str) -> ServerList:
     urls: dict[str, None] = {}
     faults = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not (word := line.partition("#")[0].strip()):
+        word = line.partition("#")[0].strip()
+        if not word:
             continue
-        if (why := why_no_url(word)) is None:
+        why = why_no_url(word)
+        if why is None:
             urls[word.rstrip("/")] = None
         else:
             faults.append(f"{name}, line {number}: {without_password(word)!r} {why}")
@@ -77,12 +79,14 @@ def ready_servers(
         try:
             urls = servers_of(path).urls
         except OSError as error:
-            urls, why = (), f"it cannot be read ({error.strerror or error})"
+            urls = ()
+            why = f"it cannot be read ({error.strerror or error})"
         else:
             why = "it names none"
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             seen = dict(zip(urls, threads.map(look, urls), strict=True))
-        if ready := {url: info for url, info in seen.items() if isinstance(info, ServerInfo)}:
+        ready = {url: info for url, info in seen.items() if isinstance(info, ServerInfo)}
+        if ready:
             return ready
         why = "; ".join(f"{url}: {info}" for url, info in seen.items()) or why
         left = end - time.monotonic()

@@ -52,7 +52,8 @@ def why_no_url(url: str) -> str | None:
         return "must begin with http:// or https://"
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
         if "[" in parts.netloc or re.fullmatch(r"[0-9]+(\.[0-9]+){3}", host):
             ip_address(host)
         elif not re.fullmatch(r"([a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}\.?", host):

@@ -111,7 +111,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
         while os.getppid() == trainer:
             for key, _ in selector.select():
                 if key.fileobj is listener:
-                    if (registered := _registered(listener)) is not None:
+                    registered = _registered(listener)
+                    if registered is not None:
                         pidfd, pid, shown = registered
                         workers[pidfd] = pid
                         shows = [*(thread for thread in shows if thread.is_alive()), shown]
@@ -129,7 +130,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
-                    if strays := end_strays(mark, frozenset(workers.values())):
+                    strays = end_strays(mark, frozenset(workers.values()))
+                    if strays:
                         _say(f"ended {len(strays)} processes that rewards left behind")
     # The workers with all that is below them; then what carries the mark and has no worker any more.
     end_whole(list(workers.values()))

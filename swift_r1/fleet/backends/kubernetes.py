@@ -18,7 +18,8 @@ from swift_r1.fleet.engine import ClusterBackend
 from swift_r1.fleet.options import hosts_faults, read_options
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile
 
-PORT, MASTER_PORT = 8000, 29500
+PORT = 8000
+MASTER_PORT = 29500
 SECRET = "swift-r1"
 SAVE_S = 300  # for a pod that trains to save after SIGTERM
 _RESTARTS = 8  # of training, and of each server

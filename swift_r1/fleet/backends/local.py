@@ -15,7 +15,8 @@ class LocalCluster:
     """Its agents are processes of this machine."""
 
     def __init__(self, nodes: Sequence[Node], silence_s: float) -> None:
-        self._nodes, self._silence_s = nodes, silence_s
+        self._nodes = nodes
+        self._silence_s = silence_s
 
     def nodes(self) -> Sequence[Node]:
         return self._nodes
@@ -30,7 +31,8 @@ class LocalCluster:
 def open_engine(run: RunFile, silence_s: float) -> LocalCluster:
     options = read_options(run, "local", {"nodes": int, "gpus": int, "cpus": int, "python": str})
     names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
-    python, folder = options.get("python"), str(Path.cwd())
+    python = options.get("python")
+    folder = str(Path.cwd())
     return LocalCluster(
         [Node(name, "127.0.0.1", options.get("gpus"), options.get("cpus"), python, folder) for name in names], silence_s
     )

@@ -91,7 +91,10 @@ class RayPipe:
     """An agent behind an actor."""
 
     def __init__(self, actor: Any) -> None:
-        self._actor, self._rest, self._last, self._closed = actor, bytearray(), "", False
+        self._actor = actor
+        self._rest = bytearray()
+        self._last = ""
+        self._closed = False
 
     def send(self, line: bytes) -> None:
         import ray
@@ -135,7 +138,10 @@ class RayEngine:
     """Each bundle of the placement group is a node: where it lies now."""
 
     def __init__(self, group: Any, bundles: Sequence[Bundle], python: str, silence_s: float) -> None:
-        self._group, self._bundles, self._python, self._silence_s = group, bundles, python, silence_s
+        self._group = group
+        self._bundles = bundles
+        self._python = python
+        self._silence_s = silence_s
 
     def nodes(self) -> Sequence[Node]:
         import ray
@@ -198,7 +204,8 @@ def open_engine(run: RunFile, silence_s: float) -> RayEngine:
 
 def planned(run: RunFile, silence_s: float) -> LocalCluster:
     """The bundles, on whichever nodes Ray will place them."""
-    python, folder = _options(run).get("python", sys.executable), str(Path.cwd())
+    python = _options(run).get("python", sys.executable)
+    folder = str(Path.cwd())
     nodes = [
         Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
         for number, one in enumerate(bundles_of(run))
@@ -208,9 +215,11 @@ def planned(run: RunFile, silence_s: float) -> LocalCluster:
 
 def _options(run: RunFile) -> dict[str, Any]:
     options = read_options(run, "ray", _OPTIONS)
-    if faults := hosts_faults(run, "Ray chooses the nodes: leave it out"):
+    faults = hosts_faults(run, "Ray chooses the nodes: leave it out")
+    if faults:
         raise UsageError(*faults)
-    if (strategy := options.get("strategy", _STRATEGIES[0])) not in _STRATEGIES:
+    strategy = options.get("strategy", _STRATEGIES[0])
+    if strategy not in _STRATEGIES:
         raise UsageError(f"{run.path}: ray: strategy must be one of {', '.join(_STRATEGIES)}, not {strategy!r}")
     return options
 
@@ -246,7 +255,8 @@ def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
     group = ray.util.placement_group(wanted, strategy=strategy, name=f"swift-{os.getpid()}")
     deadline = time.monotonic() + wait_s
     while not group.wait(min(_SAY_S, max(0.1, deadline - time.monotonic()))):
-        free, all_ = ray.available_resources(), ray.cluster_resources()
+        free = ray.available_resources()
+        all_ = ray.cluster_resources()
         needed = {name: sum(one.get(name, 0) for one in wanted) for name in ("CPU", "GPU")}
         state = ", ".join(
             f"{needed[name]:g} {name}s needed, {free.get(name, 0):g} of {all_.get(name, 0):g} free"

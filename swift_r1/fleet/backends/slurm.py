@@ -39,7 +39,8 @@ class SlurmEngine:
     """The nodes of the job that this process runs in."""
 
     def __init__(self, groups: Sequence[JobComponent], python: str, silence_s: float) -> None:
-        self._python, self._silence_s = python, silence_s
+        self._python = python
+        self._silence_s = silence_s
         self._places = {
             f"{host}+{group.number}" if group.number else host: (host, group)
             for group in groups
@@ -78,8 +79,10 @@ _OPTIONS_OF_STEPS = (
 
 def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
     options = slurm_options(run)
-    parts, python = components(run, options), options.get("python", sys.executable)
-    if not (nodes := os.environ.get("SLURM_JOB_NODELIST")):
+    parts = components(run, options)
+    python = options.get("python", sys.executable)
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
         raise UsageError("there is no SLURM_JOB_NODELIST: this is not the inside of a Slurm job")
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     if not count:
@@ -151,7 +154,9 @@ def _starts_without_a_step(folder: Path, log: Path) -> int:
 def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
     """Passes on what the job prints, and says what it waits for; returns the run's exit code. The first signal asks
     the run to end with a checkpoint, the second ends the job."""
-    shown, said, done = 0, "", 0
+    shown = 0
+    said = ""
+    done = 0
     known = time.monotonic()
     while True:
         state = _state(job)
@@ -192,7 +197,8 @@ def _end(job: str, what: str, state: Mapping[str, str], interrupted: int) -> int
 
 
 def _waiting(job: str, state: Mapping[str, str]) -> str:
-    reason, again = state.get("Reason", "None"), state.get("Restarts", "0")
+    reason = state.get("Reason", "None")
+    again = state.get("Restarts", "0")
     why = "Slurm has not said yet for what" if reason == "None" else f"{reason}{_MEANINGS.get(reason, '')}"
     begun = f", after {again} restarts" if again != "0" else ""
     start = state.get("StartTime", "Unknown")

@@ -16,7 +16,8 @@ from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile
 
 DEFAULT_WARNING_S = 300
 _START_S = 60  # that servers and training take at the least to start
-_FROM_HOURS, _FROM_MINUTES = (3600, 60, 1), (60, 1)
+_FROM_HOURS = (3600, 60, 1)
+_FROM_MINUTES = (60, 1)
 _OWN: dict[str, type] = {"partition": str, "account": str, "qos": str, "constraint": str, "mem": str, "sbatch": list}
 """Options of `sbatch` that a role may have its own of."""
 _KNOWN: dict[str, type] = {
@@ -52,7 +53,8 @@ def slurm_options(run: RunFile) -> dict[str, Any]:
         for role in ("train", "rollout", *SERVERS)
         for fault in option_faults(options.get(role, {}), _OWN)
     ]
-    time, warning = _seconds(options.get("time", "UNLIMITED")), options.get("warning", DEFAULT_WARNING_S)
+    time = _seconds(options.get("time", "UNLIMITED"))
+    warning = options.get("warning", DEFAULT_WARNING_S)
     if time <= warning + _START_S:
         faults.append(
             f"{run.path}: slurm: time {options['time']} is {time:g} s, and training is told to save {warning} s before "
@@ -80,8 +82,11 @@ def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
     A server shares the kind of node if it has no options of its own and its replicas fill such nodes: by GPUs, where
     both have them, else by `cpus`. Where neither says how much it needs each replica gets a node.
     """
-    train, first, others = run.roles[TRAIN], [TRAIN], []
-    nodes, cpus = train.count, train.cpus
+    train = run.roles[TRAIN]
+    first = [TRAIN]
+    others = []
+    nodes = train.count
+    cpus = train.cpus
     for role in (one for name, one in run.roles.items() if name != TRAIN):
         on_each = 0 if role.name in options else _replicas_on(train, role)
         if on_each:

@@ -22,7 +22,10 @@ class SshEngine:
     """Its agents are at the other end of `ssh`; `config` is a file for it."""
 
     def __init__(self, nodes: Sequence[Node], interpreters: Mapping[str, str], config: str | None, silence_s: float):
-        self._nodes, self._interpreters, self._config, self._silence_s = nodes, interpreters, config, silence_s
+        self._nodes = nodes
+        self._interpreters = interpreters
+        self._config = config
+        self._silence_s = silence_s
 
     def nodes(self) -> Sequence[Node]:
         return self._nodes

@@ -11,7 +11,9 @@ SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
 NEVER = 10  # rounds in which the first function gave nothing
-LOW_ENTROPY, LESS_ENTROPY = 0.1, 0.4  # nats a token; against the first rounds
+# nats a token; against the first rounds
+LOW_ENTROPY = 0.1
+LESS_ENTROPY = 0.4
 
 
 @detector("rewards invalid", 5, "rewards/*/invalid")
@@ -33,7 +35,8 @@ def _silent(past: Past, rounds: int) -> list[float]:
     if past.log.series.keys() & {"teacher_kl", "sdar/gate_mean"} and "rlsd_lambda" not in past.log.series:
         return []  # a teacher needs no difference, unless it only weighs what rewards say
     shares = past.last("frac_reward_zero_std", rounds)
-    if kept := past.last("dynamic_sample/kept_without_signal", rounds):
+    kept = past.last("dynamic_sample/kept_without_signal", rounds)
+    if kept:
         shares = [value / (past.prompts or 1) for value in kept]
     return shares if shares and fmean(shares) >= SILENT else []
 
@@ -62,7 +65,8 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
 @detector("entropy collapse", 5, "entropy")
 def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     """The policy has settled before it was good: it writes the same again and again, and earns no more for it."""
-    entropy, right = past.change("entropy", rounds), past.change(f"{past.right}/mean", rounds)
+    entropy = past.change("entropy", rounds)
+    right = past.change(f"{past.right}/mean", rounds)
     if entropy is None or max(entropy.late) > min(LOW_ENTROPY, LESS_ENTROPY * fmean(entropy.early)):
         return None
     if _solved(past, past.right, rounds) or (right is not None and right.gain > 0):

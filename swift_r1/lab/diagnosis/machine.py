@@ -9,7 +9,8 @@ from statistics import fmean
 from swift_r1.lab.diagnosis.past import Past, Sign, detector
 
 WARM_UP = 8  # rounds, in which memory may still grow
-CREEP, CREEP_GIB = 1.2, 0.2
+CREEP = 1.2
+CREEP_GIB = 0.2
 JUMPS = 0.75  # of the growth, made by its three largest rises: an allocator's, in evaluations and the like
 LONGER = 1.1  # completions that grow by more need more memory
 SLOWER = 1.5
@@ -47,7 +48,8 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
 
 def _slow(past: Past, rounds: int, what: str) -> tuple[int, float] | None:
     """Which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
-    times, numbers = past.last(f"time/{what}_slowdown", rounds), past.last(f"time/slowest_{what}", rounds)
+    times = past.last(f"time/{what}_slowdown", rounds)
+    numbers = past.last(f"time/slowest_{what}", rounds)
     if not times or min(times) < SLOWER or len(set(numbers)) != 1 or not numbers[0].is_integer():
         return None
     return int(numbers[0]), fmean(times)
@@ -55,7 +57,8 @@ def _slow(past: Past, rounds: int, what: str) -> tuple[int, float] | None:
 
 @detector("slow rank", 8, "time/rank_slowdown")
 def slow_rank(past: Past, rounds: int) -> Sign | None:
-    if (found := _slow(past, rounds, "rank")) is None:
+    found = _slow(past, rounds, "rank")
+    if found is None:
         return None
     return Sign(
         f"rank {found[0]} takes {found[1]:.1f} times as long as the others for a token, and all wait for it",
@@ -65,7 +68,8 @@ def slow_rank(past: Past, rounds: int) -> Sign | None:
 
 @detector("slow server", 8, "time/server_slowdown")
 def slow_server(past: Past, rounds: int) -> Sign | None:
-    if (found := _slow(past, rounds, "server")) is None:
+    found = _slow(past, rounds, "server")
+    if found is None:
         return None
     return Sign(
         f"rollout server {found[0]} takes {found[1]:.1f} times as long as the others for a token",

@@ -73,7 +73,8 @@ class Past:
     @property
     def trained(self) -> str:
         """The same of the function with the largest weight, the first of several: what is learned above all."""
-        names, weights = self.args.get("reward_funcs"), self.args.get("reward_weights")
+        names = self.args.get("reward_funcs")
+        weights = self.args.get("reward_weights")
         if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
             return self.right
         name = f"rewards/{names[weights.index(max(weights))]}" if names else ""
@@ -104,7 +105,8 @@ class Past:
         begin = self.log.last_step - rounds * self.round
         if not steps or begin < max(FIRST * self.round, steps[0]):
             return None
-        early, late = self.first(name), self.last(name, rounds)
+        early = self.first(name)
+        late = self.last(name, rounds)
         return MetricChange(early, late) if early and late else None
 
 

@@ -6,8 +6,10 @@ from statistics import fmean
 
 from swift_r1.lab.diagnosis.past import Past, Sign, detector
 
-KL, KL_GROWTH = 1.0, 3.0
-RATIO, CLIPPED = 0.1, 0.3
+KL = 1.0
+KL_GROWTH = 3.0
+RATIO = 0.1
+CLIPPED = 0.3
 MISMATCH_GROWTH = 5.0
 MISMATCH = {True: 0.02, False: 0.1}  # nats: in float32, in 16 bits
 MISMATCH_AT_ONCE = 0.5  # nats, whatever the dtype: other weights, another temperature
@@ -18,7 +20,8 @@ STILL = 1e-4  # share of 16-bit weights
 def engine_mismatch(past: Past, rounds: int) -> Sign | None:
     """Trainer and engine do not compute the same: more and more, or not at all."""
     name = "rollout/logp_diff"
-    late, change = past.last(name, rounds), past.change(name, rounds)
+    late = past.last(name, rounds)
+    change = past.change(name, rounds)
     advice = (
         "--weight_check_steps 1: weights that do not arrive; else --rollout_importance_sampling_mode token_truncate, "
     )

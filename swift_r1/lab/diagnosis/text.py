@@ -7,11 +7,17 @@ from statistics import fmean
 from swift_r1.lab.diagnosis.past import Past, Sign, detector
 
 REPEATED = 0.5  # share of n-grams that came before in their completion
-FOREIGN, FOREIGN_MORE = 0.2, 0.1  # share of letters of scripts that prompts lack, and more of it than at first
-NEVER_ENDS, EMPTY = 0.95, 2.0  # share of completions that are cut off; tokens of a completion that says nothing
+# share of letters of scripts that prompts lack, and more of it than at first
+FOREIGN = 0.2
+FOREIGN_MORE = 0.1
+# share of completions that are cut off; tokens of a completion that says nothing
+NEVER_ENDS = 0.95
+EMPTY = 2.0
 NO_FORMAT = 0.05  # reward for the format
 LONGER = 2.0
-TRUNCATED, TRUNCATED_MORE, MOSTLY_TRUNCATED = 0.3, 0.2, 0.5
+TRUNCATED = 0.3
+TRUNCATED_MORE = 0.2
+MOSTLY_TRUNCATED = 0.5
 
 
 @detector("repetition", 3, "completions/repetition")
@@ -48,7 +54,8 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
     )
     if past.rounds < rounds:
         return None
-    cut, length = past.first("completions/clipped_ratio", rounds), past.first("completions/mean_length", rounds)
+    cut = past.first("completions/clipped_ratio", rounds)
+    length = past.first("completions/mean_length", rounds)
     if cut and min(cut) >= NEVER_ENDS:
         return Sign(
             f"{fmean(cut):.0%} of the completions of the first rounds were cut off: they do not end by themselves",
@@ -69,7 +76,8 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
 @detector("length explosion", 5, "completions/mean_length", under=("repetition", "template broken"))
 def length_explosion(past: Past, rounds: int) -> Sign | None:
     """Longer and longer, and no better: where length helps, the first reward rises with it."""
-    length, right = past.change("completions/mean_length", rounds), past.change(f"{past.right}/mean", rounds)
+    length = past.change("completions/mean_length", rounds)
+    right = past.change(f"{past.right}/mean", rounds)
     if length is None or min(length.late) < LONGER * fmean(length.early) or right is None or right.gain > 0:
         return None
     return Sign(
@@ -99,7 +107,9 @@ def truncation_growing(past: Past, rounds: int) -> Sign | None:
 def data_repeated(past: Past, rounds: int) -> Sign | None:
     """The same prompts in one round: of `n` prompts drawn from `d` different ones about n (n - 1) / 2 d are repeated,
     so that `d` is known long before all data were seen."""
-    shares, asked, size = past.last("prompts/repeated", rounds), past.prompts, past.plan.get("prompts_per_epoch")
+    shares = past.last("prompts/repeated", rounds)
+    asked = past.prompts
+    size = past.plan.get("prompts_per_epoch")
     if not shares or asked is None or past.args.get("use_gym_env") or sum(map(bool, shares)) < min(3, len(shares)):
         return None
     different = (asked - 1) / (2 * fmean(shares))

@@ -9,7 +9,9 @@ from typing import Any
 
 from swift_r1.errors import UsageError, no_such, read_yaml, yaml_fault
 
-GB, TB, TFLOP = 1e9, 1e12, 1e12
+GB = 1e9
+TB = 1e12
+TFLOP = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def chip_of(name: str) -> Chip:
     `like` names. Raises UsageError: no such chip, or a file that cannot be read as one."""
     if name.lower().endswith((".yaml", ".yml")):
         return _read(Path(name).expanduser())
-    if (found := CHIPS.get(name.lower())) is not None:
+    found = CHIPS.get(name.lower())
+    if found is not None:
         return found
     raise UsageError(f"--chip: {no_such('chip', name.lower(), CHIPS, ', or give a YAML file')}")
 

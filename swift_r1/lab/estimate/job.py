@@ -52,7 +52,8 @@ def with_cores(chip: Chip, cores: float) -> Chip:
 
 def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
     """The work of a round of resolved arguments."""
-    prompt, completion = lengths.prompt, lengths.completion
+    prompt = lengths.prompt
+    completion = lengths.completion
     completions = int(args.generation_batch_size or args.completions_per_step)
     prompts = max(1, completions // args.num_generations)
     apart = completions * (prompt + completion)
@@ -183,7 +184,8 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
     its model's config is gone."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
-        args, world_size = arguments_of(content), int(content["world_size"])
+        args = arguments_of(content)
+        world_size = int(content["world_size"])
         cores = int(content["hardware"]["cores"])
     except OSError as error:
         raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
@@ -218,7 +220,8 @@ def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
     once = round_of(args, AverageLengths(1.0, completion))
     computed = fmean(line["tokens_computed"] for line in lines) * once.updates / once.iterations
     more = max(0.0, computed - once.generated_tokens)
-    per_group, per_completion = max(1.0, more / once.prompts), max(1.0, more / once.completions)
+    per_group = max(1.0, more / once.prompts)
+    per_completion = max(1.0, more / once.completions)
     rows = _rows(folder / "completions.jsonl")
     if not rows:
         shared = round_of(args, AverageLengths(per_group, completion)).shares_prompts

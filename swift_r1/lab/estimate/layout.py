@@ -89,8 +89,10 @@ class Estimate:
 
 def estimate_layout(job: Job, layout: Layout) -> Estimate:
     """Memory, bytes and seconds of a layout, and what of it does not fit."""
-    trainer, held = trainer_of(job, layout.ranks, layout.stage), trainer_memory(job, layout.ranks, layout.stage)
-    room, faults = job.chip.memory, list[str]()
+    trainer = trainer_of(job, layout.ranks, layout.stage)
+    held = trainer_memory(job, layout.ranks, layout.stage)
+    room = job.chip.memory
+    faults = list[str]()
     memory = [RoleMemory("train", dict(held.counted), room, f"at most, in {held.highest_phase}")]
     free = None if layout.mode == "server" else room - held.peak
     server = server_of(job, layout.tensor_parallel, layout.mode, free)
@@ -124,7 +126,9 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
 def _seconds(
     job: Job, layout: Layout, trainer: TrainerRoofline, server: ServerRoofline
 ) -> tuple[dict[str, float], float, bool]:
-    args, round_, use = job.args, job.round, job.use
+    args = job.args
+    round_ = job.round
+    use = job.use
     ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.taking_turns
     chip = job.engine if layout.mode == "server" else job.chip
     phases = {
@@ -181,7 +185,8 @@ def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
 
 def _other_seconds(job: Job, role: ServerRole) -> float:
     """A judge reads each prompt and completion and answers in `JUDGE_TOKENS`; a teacher only reads."""
-    server, round_ = other_server(job, role), job.round
+    server = other_server(job, role)
+    round_ = job.round
     read = round_.prompt_tokens + round_.completion_tokens
     own = round_.completions / role.replicas
     seconds = prefill_seconds(role.model, job.chip, server, job.use, own, read)

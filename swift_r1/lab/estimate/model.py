@@ -159,11 +159,14 @@ def _head_width(config: Mapping[str, Any]) -> int:
 
 
 def _attention(config: Mapping[str, Any], prefix: str) -> Matrices:
-    hidden, heads, width = config["hidden_size"], config["num_attention_heads"], _head_width(config)
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    width = _head_width(config)
     at = f"{prefix}.self_attn"
     if config["model_type"] == "deepseek_v3":
         rope, nope, value = (config[key] for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
-        query, latent = config["q_lora_rank"], config["kv_lora_rank"]
+        query = config["q_lora_rank"]
+        latent = config["kv_lora_rank"]
         return [
             (f"{at}.q_a_proj", (query, hidden)),
             (f"{at}.q_b_proj", (heads * (nope + rope), query)),
@@ -181,7 +184,8 @@ def _attention(config: Mapping[str, Any], prefix: str) -> Matrices:
 
 
 def _feed_forward(config: Mapping[str, Any], prefix: str, index: int) -> Matrices:
-    hidden, experts = config["hidden_size"], _experts(config)
+    hidden = config["hidden_size"]
+    experts = _experts(config)
     if not _is_sparse(config, index):
         return _gated(f"{prefix}.mlp", hidden, config["intermediate_size"])
     wide = _expert_width(config)
@@ -190,7 +194,8 @@ def _feed_forward(config: Mapping[str, Any], prefix: str, index: int) -> Matrice
         (f"{prefix}.mlp.experts.down_proj", (experts * hidden, wide)),
         (f"{prefix}.mlp.gate", (experts, hidden)),
     ]
-    if shared := config.get("n_shared_experts") or 0:
+    shared = config.get("n_shared_experts") or 0
+    if shared:
         found += _gated(f"{prefix}.mlp.shared_experts", hidden, shared * wide)
     return found
 
@@ -201,7 +206,8 @@ def _gated(at: str, hidden: int, wide: int) -> Matrices:
 
 def _vectors(config: Mapping[str, Any], prefix: str, index: int, matrices: Matrices) -> Iterator[tuple[str, int]]:
     """Norms and biases of a layer."""
-    hidden, kind = config["hidden_size"], config["model_type"]
+    hidden = config["hidden_size"]
+    kind = config["model_type"]
     at = f"{prefix}.self_attn"
     biased: tuple[str, ...] = ("q_proj", "k_proj", "v_proj") if kind == "qwen2" else ()
     if kind != "qwen2" and config.get("attention_bias"):

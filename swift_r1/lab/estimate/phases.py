@@ -46,7 +46,8 @@ def decode_seconds(
 ) -> float:
     """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
     what every step takes, and two exchanges a layer between tensor-parallel devices."""
-    devices, layers = server.tensor_parallel, model.shape.layers
+    devices = server.tensor_parallel
+    layers = model.shape.layers
     cache = batch * context * model.kv_numbers * server.cache_width
     read = model.read_numbers(batch) * server.width + cache
     from_memory = read / (devices * chip.bandwidth * use.memory)

@@ -79,7 +79,9 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
 
 def assumptions(job: Job) -> list[str]:
     """What the figures rest on."""
-    round_, chip, use = job.round, job.chip, job.use
+    round_ = job.round
+    chip = job.chip
+    use = job.use
     shape = "; lengths as recorded" if round_.recorded else ""
     factors = (use.generate_factor, use.train_factor, use.push_factor)
     measured = (

@@ -28,7 +28,8 @@ def best_split(job: Job, gpus: int, most: int = 5) -> Split:
     GPUs may be left over, so that more of them are never slower.
     """
     gpus -= sum(role.replicas * role.tensor_parallel for role in job.others)
-    found, tried = dict[tuple[int, str, int, int], Estimate](), 0
+    found = dict[tuple[int, str, int, int], Estimate]()
+    tried = 0
     for layout in layouts(job, gpus):
         tried += 1
         one = estimate_layout(job, layout)

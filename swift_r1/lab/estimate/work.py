@@ -74,7 +74,8 @@ def _rate(mean: float, longest: float) -> float:
     """Of (1 - exp(-rate longest)) / rate = mean, by bisection."""
     if mean >= longest * (1 - 1e-6):
         return 0.0
-    low, high = 0.0, 1.0 / mean
+    low = 0.0
+    high = 1.0 / mean
     for _ in range(60):
         rate = (low + high) / 2
         if (1.0 - math.exp(-rate * longest)) / rate > mean:
@@ -86,7 +87,9 @@ def _rate(mean: float, longest: float) -> float:
 
 def alive(quantiles: Sequence[float]) -> tuple[tuple[float, float], ...]:
     """(tokens, share of completions that are still running) for each stretch between two ends."""
-    found, before, count = list[tuple[float, float]](), 0.0, len(quantiles)
+    found = list[tuple[float, float]]()
+    before = 0.0
+    count = len(quantiles)
     for index, end in enumerate(quantiles):
         if end > before:
             found.append((end - before, (count - index) / count))

@@ -27,7 +27,8 @@ _logger = logging.getLogger("swift_r1.lab.evaluation")
 
 _CONNECT_S = 10.0
 _TRANSIENT = frozenset((408, 409, 425, 429, *range(500, 600)))
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
 _LONGEST_ASKED_S = 600.0  # that `Retry-After` may ask for
 _STOP_TOKENS = "stop_token_ids"  # not OpenAI's, but vLLM's and SGLang's
 _SEEDS = 2**31  # what every endpoint takes
@@ -50,7 +51,8 @@ class EndpointEngine(EvalEngine):
     key is wanted, or the model must be named."""
 
     def __init__(self, args: EvalArguments, tokenizer: Any = None) -> None:
-        self._args, self.tokenizer = args, tokenizer
+        self._args = args
+        self.tokenizer = tokenizer
         self._path = "/v1/chat/completions" if tokenizer is None else "/v1/completions"
         self._options = http_options(args) | {
             "timeout": httpx.Timeout(args.request_timeout, connect=_CONNECT_S),
@@ -106,7 +108,8 @@ class EndpointEngine(EvalEngine):
                 raise RunFailed(f"{self._args.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
 
     def _body(self, question: BenchmarkQuestion, seed: int) -> dict[str, Any]:
-        task, prompt = question.task, question.prompt
+        task = question.task
+        prompt = question.prompt
         body: dict[str, Any] = {
             "model": self._model,
             self._limit: task.max_completion_length,
@@ -145,7 +148,8 @@ class EndpointEngine(EvalEngine):
                 response = await (http.get(path, timeout=_CONNECT_S) if body is None else http.post(path, json=body))
                 if response.status_code not in _TRANSIENT:
                     return response
-                cause, asked = f"{response.status_code} {_sentence(response)}", response.headers.get("retry-after", "")
+                cause = f"{response.status_code} {_sentence(response)}"
+                asked = response.headers.get("retry-after", "")
             except httpx.HTTPError as error:
                 cause = str(error) or type(error).__name__
             await self._pause(f"{self._args.base_url} does not answer {what}: {cause}", attempt, asked)
@@ -196,7 +200,8 @@ class EndpointEngine(EvalEngine):
             raise UsageError(f"{url}/v1/models answers with no list of models") from error
 
     def _chosen(self, names: Sequence[str]) -> str:
-        served, shown = self._args.served_model_name, ", ".join(names[:10])
+        served = self._args.served_model_name
+        shown = ", ".join(names[:10])
         if served is not None:
             if names and served not in names:
                 raise UsageError(f"--served_model_name {served}: {self._args.base_url} has {shown}")

@@ -70,7 +70,8 @@ def rollout_request(
     question: BenchmarkQuestion, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
-    task, end = question.task, question.prompt.turn_end
+    task = question.task
+    end = question.prompt.turn_end
     return RolloutRequest(
         request_id=request_id,
         prompt_token_ids=question.prompt.token_ids,
@@ -107,7 +108,8 @@ def model_sha256(model: str) -> str:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.name} {content}\n".encode())
-    if (base := adapters_base(model)) is not None:
+    base = adapters_base(model)
+    if base is not None:
         digest.update(f"base {model_sha256(base)}\n".encode())
     return digest.hexdigest()
 
@@ -126,7 +128,8 @@ class InProcessEngine(EvalEngine):
     def __init__(self, args: EvalArguments) -> None:
         from swift_r1.models.loading import load_tokenizer
 
-        self._args, self.tokenizer = args, load_tokenizer(args.model)
+        self._args = args
+        self.tokenizer = load_tokenizer(args.model)
         dtype, self.max_model_length = config_of(args)
         self.facts = {"engine": "transformers", "engine_version": version("transformers"), "dtype": dtype}
         self._engine: TransformersEngine | None = None

@@ -40,7 +40,8 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
     """One line per benchmark, shares in percent; `cut` is the share that reached its limit. Where rewards are given in
     parts, so that their mean is not the share of right completions, it has a column of its own."""
     ns = {one.n for one in results.values()}
-    n, several = (str(ns.pop()) if len(ns) == 1 else "n"), any(one.n > 1 for one in results.values())
+    n = str(ns.pop()) if len(ns) == 1 else "n"
+    several = any(one.n > 1 for one in results.values())
     kinds = ("pass", "maj") if several else ()
     rewards = [(one.mean_reward, one.average.value) for one in results.values() if one.mean_reward is not None]
     in_parts = not all(math.isclose(*pair, abs_tol=1e-9) for pair in rewards)

@@ -97,7 +97,8 @@ def _answer(
     names = list(dict.fromkeys(str(question.task.reward) for question in questions))
     rewards = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
     rewards.wait_ready()
-    bar, said = cleanup.enter_context(progress_bar(Terminal(stderr=True))), time.monotonic()
+    bar = cleanup.enter_context(progress_bar(Terminal(stderr=True)))
+    said = time.monotonic()
     task = bar.add_task("completions", total=total, completed=done)
     engine.start()
     for batch in _generated(engine, [question for question in questions if question.key not in store.done]):
@@ -136,7 +137,8 @@ def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> It
         while not arrived.empty():
             items.append(arrived.get())
         over = None in items
-        if batch := [item for item in items if item is not None]:
+        batch = [item for item in items if item is not None]
+        if batch:
             yield batch
     if failures:
         raise failures[0]
@@ -197,7 +199,8 @@ def _grade(
 
 
 def _row(question: BenchmarkQuestion, index: int, written: Written, reward: float | None) -> CompletionRow:
-    task, prompt = question.task, question.prompt
+    task = question.task
+    prompt = question.prompt
     rule = RULES.get(task.reward or "")
     return {
         "benchmark": task.name,
@@ -216,7 +219,8 @@ def _row(question: BenchmarkQuestion, index: int, written: Written, reward: floa
 
 
 def _reward_batch(question: BenchmarkQuestion, written: Sequence[Written]) -> RewardBatch:
-    prompt, count = question.prompt, len(written)
+    prompt = question.prompt
+    count = len(written)
     texts = [one.text for one in written]
     return reward_batch(
         texts,

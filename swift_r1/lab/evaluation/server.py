@@ -56,8 +56,12 @@ class ServerEngine(EvalEngine):
                 f"the tokenizer is not that of the server at {client.base_url}, which serves {info.model}: "
                 "name its model folder with --tokenizer"
             )
-        self.tokenizer, self.max_model_length = tokenizer, info.max_model_len
-        self._args, self._client, self._timeout_s, self._instance = args, client, timeout_s, info.instance
+        self.tokenizer = tokenizer
+        self.max_model_length = info.max_model_len
+        self._args = args
+        self._client = client
+        self._timeout_s = timeout_s
+        self._instance = info.instance
         self.facts = {
             "engine": info.engine,
             "engine_version": info.engine_version,
@@ -119,9 +123,11 @@ class OwnServerEngine(EvalEngine):
         if vllm is None:
             raise UsageError("vLLM is not installed here: --infer_backend transformers needs none")
         dtype, longest = config_of(args)
-        self.tokenizer, self.max_model_length = load_tokenizer(args.model), args.max_model_len or longest
+        self.tokenizer = load_tokenizer(args.model)
+        self.max_model_length = args.max_model_len or longest
         self.facts = {"engine": "vllm", "engine_version": vllm, "dtype": dtype}
-        self._args, self._log = args, log
+        self._args = args
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._engine: ServerEngine | None = None
 
@@ -131,7 +137,8 @@ class OwnServerEngine(EvalEngine):
             port = _free_port()
             self._process = self._launch(port, key)
             client = RolloutClient(f"http://127.0.0.1:{port}", key)
-            if (info := self._ready(client, self._process)) is not None:
+            info = self._ready(client, self._process)
+            if info is not None:
                 self._engine = ServerEngine(self._args, client, info, self.tokenizer, _END_SECONDS)
                 return
             client.close()

@@ -15,7 +15,9 @@ from typing import Any
 from swift_r1.errors import UsageError
 from swift_r1.record.metrics import JsonLines
 
-SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
+SETTINGS = "settings.json"
+COMPLETIONS = "completions.jsonl"
+REPORT = "report.json"
 
 CompletionRow = dict[str, Any]
 Key = tuple[str, str]
@@ -45,7 +47,8 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             before = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
-        if found := list(differences(before, json.loads(json.dumps(settings)))):
+        found = list(differences(before, json.loads(json.dumps(settings))))
+        if found:
             raise UsageError(
                 f"{folder} holds an evaluation with other settings: give another --output_dir, or the same settings",
                 *found,
@@ -78,7 +81,8 @@ def read_rows(folder: Path) -> list[CompletionRow]:
         raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
     rows: list[CompletionRow] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if (row := _row(line)) is None:
+        row = _row(line)
+        if row is None:
             raise UsageError(f"{path}:{number}: no completion")
         rows.append(row)
     return rows
@@ -101,7 +105,8 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Complet
                     raise UsageError(f"{path}:{number}: a line that no evaluation wrote; remove it, or start again")
                 break  # cut off by a kill
             if key != (row["benchmark"], row["prompt_id"]):
-                key, group = (row["benchmark"], row["prompt_id"]), []
+                key = (row["benchmark"], row["prompt_id"])
+                group = []
             group.append(row)
             if key not in counts or key in done:
                 raise UsageError(f"{path}:{number}: {key[1]} is no question of this evaluation, or is there twice")

@@ -105,17 +105,21 @@ class Outlook:
 def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan) -> Outlook:
     """From the rows of `completions.jsonl` and the content of `forecast.json`."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
-    first, size, count = f"rewards/{args.reward_funcs[0]}", plan.num_generations, len(groups[0])
+    first = f"rewards/{args.reward_funcs[0]}"
+    size = plan.num_generations
+    count = len(groups[0])
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
     teaching = [name for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True) if weight]
     keys = [[_key(row, None if weighed else teaching) for row in group] for group in groups]
     compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
     signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
-    own, per_step = signal.get(size) or signal_share(keys, min(size, count)), plan.completions_per_optimizer_step
+    own = signal.get(size) or signal_share(keys, min(size, count))
+    per_step = plan.completions_per_optimizer_step
     task = signal_share([[row[first] for row in group] for group in groups], min(size, count))
     assert own is not None and task is not None
     if not compared:
-        own, task = _of_all(keys, per_step), _of_all([[row[first] for row in group] for group in groups], per_step)
+        own = _of_all(keys, per_step)
+        task = _of_all([[row[first] for row in group] for group in groups], per_step)
     per_step_groups = per_step / size if compared else 1.0
     markers = markers_of(groups[0][0]["prompt"])
     marked = [all(marker in row["completion"] for marker in markers) for row in rows]
@@ -174,7 +178,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _prompt(group: Sequence[Row], first: str, keys: Sequence[Hashable], size: int) -> PromptFigures:
-    count, passed = len(group), sum(_passes(row, first) for row in group)
+    count = len(group)
+    passed = sum(_passes(row, first) for row in group)
     return PromptFigures(
         group[0]["prompt_id"],
         passed,
@@ -189,7 +194,8 @@ def _prompt(group: Sequence[Row], first: str, keys: Sequence[Hashable], size: in
 
 def _reward(name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] | None) -> RewardFigures:
     values = [[row[f"rewards/{name}"] for row in group if row[f"rewards/{name}"] is not None] for group in groups]
-    known, count = [value for group in values for value in group], sum(map(len, groups))
+    known = [value for group in values for value in group]
+    count = sum(map(len, groups))
     invalid = bad["count"] if bad else 0
     return RewardFigures(
         name,
@@ -219,7 +225,9 @@ def _cost(
     tokens = generated * _mean([row["tokens"] for row in rows])
     if found["fault"] is not None:
         return Cost(seconds, None, None, tokens, None, found["fault"])
-    before, last = seconds["generate"] + seconds["reward"], found["steps"][-1]  # the first step pays for memory
+    # the first step pays for memory
+    before = seconds["generate"] + seconds["reward"]
+    last = found["steps"][-1]
     seconds["train"] = last["time/train"]
     for name in ("sync", "sleep", "offload"):  # once a round
         logged = [one.get(f"time/{name}", 0.0) for one in found["steps"]]

@@ -42,7 +42,8 @@ def _prompts(found: Outlook) -> Table:
     for one in found.prompts[:_MOST_PROMPTS]:
         passed = f"{one.passed}/{one.completions}"
         between = f"{100 * one.low:.0f} to {100 * one.high:.0f}"
-        cut, signal = percent(one.truncated), percent(one.signal)
+        cut = percent(one.truncated)
+        signal = percent(one.signal)
         _add(table, one.prompt_id, passed, between, _number(one.reward), signal, cut, f"{one.tokens:.0f}")
     return table
 

@@ -61,7 +61,8 @@ def interval(one: MeanEstimate) -> str:
 def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
     """The level, in a sentence with its evidence, and what to change."""
     level = level_of(found)
-    task, own = found.rewards[0], found.own_signal
+    task = found.rewards[0]
+    own = found.own_signal
     others = ", ".join(one.name for one in found.rewards[1:] if one.differing)
     what = f"{percent(own.value)} of the groups of {found.own_size} have a signal ({interval(own)})"
     if found.signal.get(found.own_size, own) is None:
@@ -85,7 +86,8 @@ def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
 
 
 def level_of(found: Outlook) -> Level:
-    own, task = found.own_signal.value, found.rewards[0]
+    own = found.own_signal.value
+    task = found.rewards[0]
     if not own:
         return "learned already" if found.passes.value >= DONE else "nothing to learn from"
     if found.passes.value >= DONE and own < 1 - LITTLE:
@@ -139,7 +141,8 @@ _LOOK = {
 
 
 def _about_the_task(found: Outlook) -> Iterator[Improvement]:
-    task, constant = found.rewards[0], [one for one in found.rewards if one.constant and one.invalid < 1]
+    task = found.rewards[0]
+    constant = [one for one in found.rewards if one.constant and one.invalid < 1]
     lacking = found.unmarked >= MOST and (found.passes_marked or 0.0) >= found.passes.value
     if lacking:
         marked = "" if not found.passes_marked else f"; {percent(found.passes_marked)} of the others pass"

@@ -37,7 +37,9 @@ _PANELS = {
 }
 _HAPPENED = ("resumed", "skipped", "server_lost", "server_joined", "server_left")  # events that are counted
 _POINTS = 300  # of a curve, at most
-_MOST, _LONGEST = 200_000, 1_000  # completions of one evaluation; characters of their texts, of which the ids are read
+# completions of one evaluation; characters of their texts, of which the ids are read
+_MOST = 200_000
+_LONGEST = 1_000
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,15 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     )
     found: list[Block] = [table]
     for run, *_ in groups.values():
-        if command := parts.command(run.folder):
+        command = parts.command(run.folder)
+        if command:
             found += [Note(f"The command of {run.folder.name}:"), *command]
     return found
 
 
 def _state(run: Opened) -> str:
-    planned, kinds = run.folder.plan.get("total_steps"), [event.get("kind") for event in run.folder.events]
+    planned = run.folder.plan.get("total_steps")
+    kinds = [event.get("kind") for event in run.folder.events]
     happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
     state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
     return f"{state} ({', '.join(happened)})" if happened else state
@@ -150,7 +154,8 @@ def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
             _curve(name if len(groups) > 1 else "", number, [run.log.get(metric) for run in group])
             for number, (name, group) in enumerate(groups.items())
         ]
-        if shown := [one for one in drawn if one.steps]:
+        shown = [one for one in drawn if one.steps]
+        if shown:
             found.append(curves(title, shown))
     return found
 
@@ -180,7 +185,8 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
                     curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
             drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
         intervals = all(len(group) == 1 for group in groups.values())
-        if shown := [one for one in drawn if one.steps]:
+        shown = [one for one in drawn if one.steps]
+        if shown:
             found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
     return found
 

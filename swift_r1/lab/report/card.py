@@ -21,10 +21,14 @@ from swift_r1.record.metric_log import MetricLog
 def model_card(run_dir: Path, step: int) -> str:
     """The card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Raises ValueError where args.json or
     logging.jsonl is damaged, LookupError where it lacks something."""
-    run, log = RunFolder(run_dir, run_dir.name), MetricLog(run_dir)
+    run = RunFolder(run_dir, run_dir.name)
+    log = MetricLog(run_dir)
     log.refresh()
-    args, training, evaluated = run.args, parts.training_table(log, step), parts.evaluation_table(log, step)
-    if problems := [*run.problems, *log.problems]:
+    args = run.args
+    training = parts.training_table(log, step)
+    evaluated = parts.evaluation_table(log, step)
+    problems = [*run.problems, *log.problems]
+    if problems:
         raise ValueError("; ".join(problems))
     facts = parts.facts(run) | {"steps": str(step)} | parts.cost(run, log)
     sections: dict[str, list[Block]] = {

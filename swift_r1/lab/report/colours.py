@@ -10,10 +10,14 @@ from collections.abc import Sequence
 # The two blues change places with the background, so that the first series stands out on both.
 SERIES_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SERIES_DARK = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2")
-PAGE_LIGHT, PAGE_DARK = "#ffffff", "#1a1c1e"
-INK_LIGHT, INK_DARK = "#1b1b1b", "#e6e6e6"  # text on the page
+PAGE_LIGHT = "#ffffff"
+PAGE_DARK = "#1a1c1e"
+# text on the page
+INK_LIGHT = "#1b1b1b"
+INK_DARK = "#e6e6e6"
 UNKNOWN = "#9a9a9a"  # of a value that is missing or not a number
-_BLUE, _ORANGE = "#0072b2", "#e69f00"
+_BLUE = "#0072b2"
+_ORANGE = "#e69f00"
 # matplotlib's viridis at 0, 1/8, ... 1.
 _VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
 

@@ -13,7 +13,9 @@ from swift_r1.lab.runs.failures import FAILURES
 from swift_r1.lab.runs.query import CompletionQuery
 
 _POINTS = 60  # of a figure, at most
-_PROMPTS, _VERSIONS = 4, 4  # of those that are shown over time
+# of those that are shown over time
+_PROMPTS = 4
+_VERSIONS = 4
 _SHOWN = 3  # best ones, and worst ones
 _LAST = 0.2  # of the steps: from there the best and the worst are
 _LOOKED_AT = 500  # completions, to find some of different prompts
@@ -33,7 +35,8 @@ def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, 
     each = -(-len(rows) // _POINTS) or 1
     parts = [rows[place : place + each] for place in range(0, len(rows), each)]
     sums = {kind: [float(sum(row[kind] for row in part)) for part in parts] for kind in labels}
-    steps, totals = [part[0]["step"] for part in parts], [sum(own) for own in zip(*sums.values(), strict=True)]
+    steps = [part[0]["step"] for part in parts]
+    totals = [sum(own) for own in zip(*sums.values(), strict=True)]
     drawn = [
         Curve(labels[kind], number, steps, [value / total for value, total in zip(own, totals, strict=True)])
         for number, (kind, own) in enumerate(sums.items())

@@ -56,9 +56,11 @@ def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]
 
 def _gain(benchmark: str, run: Measured) -> list[str]:
     """The first and the last evaluation of a run, and what was gained between them."""
-    if not (own := run.accuracies.get(benchmark)):
+    own = run.accuracies.get(benchmark)
+    if not own:
         return []
-    first, last = own[0], own[-1]
+    first = own[0]
+    last = own[-1]
     gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {})) if len(own) > 1 else None
     bounds = None if last.low is None or last.high is None else f"{percent(last.low)} to {percent(last.high)}"
     shown = [f"{percent(one.value)} (step {one.step})" for one in (first, last)]

@@ -27,7 +27,8 @@ def _colours(ink: str, page: str, series: Sequence[str]) -> str:
     return f"--ink: {ink}; --page: {page}; {named}"
 
 
-LIGHT, DARK = _colours(INK_LIGHT, PAGE_LIGHT, SERIES_LIGHT), _colours(INK_DARK, PAGE_DARK, SERIES_DARK)
+LIGHT = _colours(INK_LIGHT, PAGE_LIGHT, SERIES_LIGHT)
+DARK = _colours(INK_DARK, PAGE_DARK, SERIES_DARK)
 """CSS variables that the figures read; a figure that stands alone has them in it."""
 
 
@@ -47,7 +48,8 @@ def curves(title: str, drawn: Sequence[Curve], intervals: bool = False) -> Figur
     """Lines over steps; with `intervals` their bands are those of each point."""
     with _figure(title) as (axes, written):
         for one in drawn:
-            colour, few = SERIES_LIGHT[one.number % len(SERIES_LIGHT)], len(one.steps) < _MANY
+            colour = SERIES_LIGHT[one.number % len(SERIES_LIGHT)]
+            few = len(one.steps) < _MANY
             mark = "." if few else ""
             axes.plot(one.steps, one.values, color=colour, marker=mark, markersize=5, linewidth=1.4, label=one.label)
             if one.low is not None and one.high is not None:

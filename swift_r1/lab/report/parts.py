@@ -27,13 +27,15 @@ _PHASES = ("generate", "reward", "teacher", "train", "sync")
 
 def facts(run: RunFolder) -> dict[str, str]:
     """What was run, by name, without what args.json lacks."""
-    args, found = run.args, {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
+    args = run.args
+    found = {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
     for name, form in _FACTS.items():
         try:
             found[name] = form.format_map(args)
         except (KeyError, ValueError, TypeError):
             continue  # a run of another version
-    rewards, weights = _texts(args.get("reward_funcs")), _texts(args.get("reward_weights"))
+    rewards = _texts(args.get("reward_funcs"))
+    weights = _texts(args.get("reward_weights"))
     weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
     more = {
         "environment": " ".join(_texts(args.get("env")) + ([json.dumps(own)] if (own := args.get("env_args")) else [])),
@@ -60,7 +62,8 @@ def command(run: RunFolder) -> list[CodeBlock]:
 
 
 def _hardware(run: RunFolder) -> str:
-    machine, size = run.hardware, run.plan.get("world_size")
+    machine = run.hardware
+    size = run.plan.get("world_size")
     gpus = _texts(machine.get("gpus"))
     processes = f"{size} process{'' if size == 1 else 'es'}" if size else ""
     kinds = [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
@@ -110,12 +113,14 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     """
     timeline = Timeline(run.path, "rank-0")  # what others did is not needed, and long
     timeline.refresh()
-    steps, whole = max(log.get("time/step").steps, default=0), timeline.alive_s or run.summary.get("seconds")
+    steps = max(log.get("time/step").steps, default=0)
+    whole = timeline.alive_s or run.summary.get("seconds")
     spent = {name: max(log.hours(name).values, default=0.0) for name in ("step", *_PHASES)}
     hours = whole / 3600 if isinstance(whole, int | float) else spent["step"]
     if not hours:
         return {}
-    machine, processes = run.hardware, run.plan.get("world_size", 1)
+    machine = run.hardware
+    processes = run.plan.get("world_size", 1)
     units, count = ("GPU", processes) if machine.get("gpus") else ("core", machine.get("cores"))
     found = {"hours": f"{hours:.2f}" + ("" if whole else " (of the logged steps alone)")}
     if isinstance(count, int):

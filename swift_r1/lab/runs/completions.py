@@ -115,8 +115,10 @@ class CompletionTable(StoredLines):
             return self._matches[query]
 
     def _found(self, query: CompletionQuery) -> numpy.ndarray:
-        where, in_lines = index_condition(query), line_condition(query)
-        keys, tables = order_keys(query), tables_of(query)
+        where = index_condition(query)
+        in_lines = line_condition(query)
+        keys = order_keys(query)
+        tables = tables_of(query)
         if tables == JUDGED_TOO:
             self._judge()
         by_lines = query.order_by is not None and not is_indexed(query.order_by)
@@ -224,7 +226,8 @@ class CompletionTable(StoredLines):
             return Heatmap([], [], [])
         steps, row = numpy.unique(of_rows, return_inverse=True)
         each = math.ceil(len(steps) / _MOST_STEPS)
-        low, high = values[known].min(), values[known].max()
+        low = values[known].min()
+        high = values[known].max()
         edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
         size = (math.ceil(len(steps) / each), bins)
         place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)

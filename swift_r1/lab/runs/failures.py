@@ -24,7 +24,8 @@ def has_answer(reward: str, completion: str, prompt: str) -> bool:
     `<answer>` tags or a `\boxed{}`, and it has neither, closed.
     """
     readers = _readers()
-    if (reader := readers.get(reward)) is not None:
+    reader = readers.get(reward)
+    if reader is not None:
         return reader(completion) is not None
     if "<answer>" not in prompt and "\\boxed" not in prompt:
         return True

@@ -49,8 +49,10 @@ class LaneRows:
         self._forget()
 
     def _forget(self) -> None:
-        self.starts, self.ends = array("d"), array("d")
-        self.steps, self._kinds = array("q"), array("i")
+        self.starts = array("d")
+        self.ends = array("d")
+        self.steps = array("q")
+        self._kinds = array("i")
         self.names: list[str] = []
         self._sorted = True
 

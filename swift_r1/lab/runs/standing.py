@@ -12,15 +12,18 @@ _LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
 def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
     """By name: `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each benchmark."""
-    total, done = run.plan.get("total_steps"), log.last_step
+    total = run.plan.get("total_steps")
+    done = log.last_step
     found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
     if isinstance(total, int) and total > 0:
         found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
         if run.status == "running" and (left := seconds_left(run, log)) is not None:
             found["time"] = f"about {duration(left)} left"
-    if isinstance(took := run.summary.get("seconds"), int | float) and math.isfinite(took):
+    took = run.summary.get("seconds")
+    if isinstance(took, int | float) and math.isfinite(took):
         found["time"] = f"took {duration(took)}"
-    if values := log.get("reward").values:
+    values = log.get("reward").values
+    if values:
         found["reward"] = f"{values[-1]:.4g}"
     for benchmark, names in log.benchmarks().items():
         name = "accuracy" if "accuracy" in names else names[0]

@@ -98,7 +98,8 @@ class StoredLines:
     def refresh(self, seconds: float = math.inf) -> int:
         """Reads what has been added, for about that long at most; returns how many lines. More may be left where it is
         not 0."""
-        until, new = time.monotonic() + seconds, 0
+        until = time.monotonic() + seconds
+        new = 0
         with self._lock:
             while True:
                 restarts = self._file.restarts
@@ -120,7 +121,8 @@ class StoredLines:
         import duckdb
         import numpy
 
-        ends, end = [0], 0
+        ends = [0]
+        end = 0
         while (end := data.find(b"\n", end) + 1) > 0:
             ends.append(end)
         bounds = numpy.array(ends, numpy.int64)
@@ -159,7 +161,8 @@ class StoredLines:
         for name in (name for name, kind in STORED.items() if kind != "VARCHAR"):
             empty = Sql(f'id >= ? AND "{name}" IS NULL', [first])
             wrong = f"SELECT count(*) FROM lines WHERE json_type(line, '/{name}') <> 'NULL'"
-            if count := sum(cursor.fetchall()[0][0] for cursor in self._over_lines(empty, wrong)):
+            count = sum(cursor.fetchall()[0][0] for cursor in self._over_lines(empty, wrong))
+            if count:
                 self._mistyped[name] = self._mistyped.get(name, 0) + count
         return int(self._rows("SELECT count(*) FROM completions WHERE id >= ?", [first])[0][0])
 
@@ -172,7 +175,8 @@ class StoredLines:
     def problems(self) -> list[str]:
         """What is wrong with the file, a line each."""
         with self._lock:
-            name, found = self.path.name, line_problems(self._file, self._damaged)
+            name = self.path.name
+            found = line_problems(self._file, self._damaged)
             if self._replaced:
                 found.append(f"{name}: bytes that are not UTF-8 are replaced, in {self._replaced} lines")
             found += [f"{name}: {column} is not a number in {count} rows" for column, count in self._mistyped.items()]
@@ -206,7 +210,9 @@ class StoredLines:
         import numpy
 
         rows = self._arrays(f"SELECT id, start, stop FROM {tables} WHERE {which.text} ORDER BY id", which.values)
-        ids, starts, stops = rows["id"], rows["start"], rows["stop"]
+        ids = rows["id"]
+        starts = rows["start"]
+        stops = rows["stop"]
         ends = numpy.cumsum(stops - starts)  # where each line would end, one after the other
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

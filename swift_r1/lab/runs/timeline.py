@@ -19,7 +19,8 @@ from swift_r1.record.metric_log import MetricLog
 from swift_r1.record.spans import SPANS
 from swift_r1.runtime.processes import run_folder_is_held
 
-_BEGIN, _END = ("started", "resumed"), ("failed", "ended")
+_BEGIN = ("started", "resumed")
+_END = ("failed", "ended")
 _ORDER = ("rank", "rollout-ahead", "rewards", "server")
 _LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
 _OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
@@ -41,7 +42,8 @@ class Timeline:
     line once; nothing before."""
 
     def __init__(self, run: Path, lanes: str = "*") -> None:
-        self.run, self._files = run, f"{lanes}.jsonl"
+        self.run = run
+        self._files = f"{lanes}.jsonl"
         self._lanes: dict[str, LaneRows] = {}
         self._happened: list[Mark] = []
         self._events = JsonRows(run / EVENTS)
@@ -51,7 +53,8 @@ class Timeline:
         """Reads what has been written since; whether there was anything."""
         for path in (self.run / SPANS).glob(self._files):
             if self._old:
-                self._lanes, self._old = {}, False
+                self._lanes = {}
+                self._old = False
             self._lanes.setdefault(path.stem, LaneRows(path.stem, path))
         if not self._lanes:
             self._lay_out_logged()
@@ -67,9 +70,11 @@ class Timeline:
 
     def _lay_out_logged(self) -> None:
         """Of a run without spans: the times of its log, end to end from its start."""
-        log, lane = MetricLog(self.run), LaneRows("rank-0")
+        log = MetricLog(self.run)
+        lane = LaneRows("rank-0")
         log.refresh()
-        now, before = RunFolder(self.run, self.run.name).started or 0.0, 0
+        now = RunFolder(self.run, self.run.name).started or 0.0
+        before = 0
         logged = {
             name: dict(zip(one.steps, one.values, strict=True)) for name in _LOGGED if (one := log.get(f"time/{name}"))
         }
@@ -151,23 +156,27 @@ class Timeline:
     def alive_s(self) -> float | None:
         """Seconds in which processes worked on the run: from each start to its end, or to its last sign of life. None
         without events."""
-        total, began = 0.0, None
+        total = 0.0
+        began = None
         for mark in self.marks:
             if mark.kind in _BEGIN:
                 began = mark.time
             elif began is not None and mark.kind in (*_END, "killed"):
-                total, began = total + max(0.0, mark.time - began), None
+                total = total + max(0.0, mark.time - began)
+                began = None
         if began is not None and self.extent is not None:
             total += max(0.0, self.extent[1] - began)
         return total or None
 
     def _killed(self, before: float, last: Mark) -> Mark:
         """The last sign of life before a time, of which `last` is the last event."""
-        time, step = last.time, last.step
+        time = last.time
+        step = last.step
         for lane in self._lanes.values():
             number = bisect_right(lane.ends, before) - 1
             if number >= 0 and lane.ends[number] > time:
-                time, step = lane.ends[number], lane.steps[number]
+                time = lane.ends[number]
+                step = lane.steps[number]
         return Mark(time, step, "killed", "the process ended without a word (killed, or the machine went down)")
 
 

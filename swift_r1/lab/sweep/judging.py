@@ -19,7 +19,8 @@ LEVEL = 0.05  # of tests and intervals, two-sided
 def recent(series: Series, step: int, over: int) -> float:
     """The mean of the finite values of steps `(step - over, step]`; without one there, the last value before. NaN where
     there is none at all."""
-    start, end = bisect_right(series.steps, step - over), bisect_right(series.steps, step)
+    start = bisect_right(series.steps, step - over)
+    end = bisect_right(series.steps, step)
     inside = [value for value in series.values[start:end] if math.isfinite(value)]
     before = (value for value in reversed(series.values[:start]) if math.isfinite(value))
     return fmean(inside) if inside else next(before, math.nan)
@@ -52,7 +53,8 @@ def hopeless(
             at = min(step, max(map(_last, theirs), default=0))
             if behind is None or name == point or at < after:
                 continue
-            value, other = _mean(known, at, over), _mean([run for run in theirs if _last(run) >= at], at, over)
+            value = _mean(known, at, over)
+            other = _mean([run for run in theirs if _last(run) >= at], at, over)
             if other - value > max(behind, worst):
                 worst = other - value
                 found[point] = f"{value:.4g} at step {at}, more than {behind:g} behind {name} ({other:.4g})"
@@ -122,7 +124,8 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
 
 def t_quantile(freedom: int) -> float:
     """The value that |t| is over with probability `LEVEL`, by bisection."""
-    low, high = 0.0, 1e3
+    low = 0.0
+    high = 1e3
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _tails(middle, freedom) > LEVEL else (low, middle)

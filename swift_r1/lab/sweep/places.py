@@ -30,7 +30,8 @@ def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str,
     """As many places as runs may run beside each other, at most one for each run. Raises UsageError: there is not that
     much here."""
     gpu = any(has_gpu({**environ, **run.args.process_variables}) for run in runs)
-    cpus, each = usable_cpus(), max(run.world.nproc_per_node for run in runs)
+    cpus = usable_cpus()
+    each = max(run.world.nproc_per_node for run in runs)
     units, unit = (max(1, len(hardware(environ)["gpus"])), "GPU") if gpu else (len(cpus), "core")
     if parallel != AUTO:
         count = int(parallel)

@@ -64,7 +64,8 @@ def make_points(args: SweepArguments) -> list[Point]:
     points: dict[str, Point] = {}
     for name, own in zip(names, changes, strict=True):
         short = re.sub(r"[^\w.+=,-]+", "-", name, flags=re.ASCII)[:_LONGEST_NAME].strip("-.,") or "run"
-        unique, number = short, 1
+        unique = short
+        number = 1
         while unique in points:
             number += 1
             unique = f"{short}-{number}"
@@ -98,12 +99,14 @@ def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[st
 def _check_point(
     args: SweepArguments, point: Point, environ: Mapping[str, str]
 ) -> tuple[list[str], RlhfArguments, World]:
-    known, given = spellings(RlhfArguments), dict[str, Any]()
+    known = spellings(RlhfArguments)
+    given = dict[str, Any]()
     for block in (args.flags, point.changes):
         given |= {known[name].name if name in known else name: value for name, value in _plain(block).items()}
     secrets = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
     refused = _OF_THE_SWEEP | {name: f"all would see it: set {variable} instead" for name, variable in secrets.items()}
-    if faults := [f"--{name}: {refused[name]}" for name in given if name in refused]:
+    faults = [f"--{name}: {refused[name]}" for name in given if name in refused]
+    if faults:
         raise UsageError(*faults)
     words = as_words(given)
     found = parse_arguments(RlhfArguments, words, environ)
@@ -161,7 +164,8 @@ def _for_points(points: Sequence[Point], file: str, do: Callable[[Point], Any]) 
             for fault in error.faults:
                 faults.setdefault(fault, []).append(point)
     if faults:
-        lines, whole = _lines(file), len(points)
+        lines = _lines(file)
+        whole = len(points)
         raise UsageError(*(_located(fault, whose, whole, file, lines) for fault, whose in faults.items()))
     return results
 

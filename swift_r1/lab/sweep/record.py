@@ -27,12 +27,14 @@ def read_stopped(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        before, stopped = record["settings"], dict(record["stopped"])
+        before = record["settings"]
+        stopped = dict(record["stopped"])
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged ({one_line(error)}): remove it, and ended runs are kept") from error
-    if found := list(differences(before, standard_json(settings))):
+    found = list(differences(before, standard_json(settings)))
+    if found:
         raise UsageError(f"{folder} holds another sweep: give another output_dir, or the same file", *found)
     return stopped
 

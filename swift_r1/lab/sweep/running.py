@@ -79,7 +79,9 @@ class SweepRun:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is for the sweep
             )
-        self.state, self.place, self.began = "running", place, time.time()
+        self.state = "running"
+        self.place = place
+        self.began = time.time()
 
     def ask_to_end(self) -> None:
         """By SIGTERM: it ends after the step that it is in, and saves."""
@@ -102,9 +104,11 @@ class SweepRun:
         self.log.refresh()
         if code is None:
             return
-        asked, self.place = self.state == "stopping" and code in _ASKED, None
+        asked = self.state == "stopping" and code in _ASKED
+        self.place = None
         if code == EXIT_OK:
-            self.state, self.why = "ended", ""
+            self.state = "ended"
+            self.why = ""
         elif asked or code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             self.state = "stopped" if self.why else "interrupted"
         else:
@@ -138,14 +142,18 @@ class Sweep:
         changed: Callable[[SweepRun], None],
         show: Callable[[], None],
     ) -> None:
-        self.args, self.places, self.stopped = args, places, dict(stopped)
+        self.args = args
+        self.places = places
+        self.stopped = dict(stopped)
         self.runs = [SweepRun(one) for one in planned]
-        self._changed, self._show = changed, show
+        self._changed = changed
+        self._show = show
         for run in self.runs:
             if is_run(run.plan.folder) and run.folder.status == "ended":
                 run.state = "ended"
             elif why := self.stopped.get(run.plan.point):
-                run.state, run.why = "stopped", why
+                run.state = "stopped"
+                run.why = why
 
     @property
     def living(self) -> list[SweepRun]:
@@ -177,7 +185,8 @@ class Sweep:
             try:
                 run.start(place)
             except OSError as error:
-                run.state, run.why = "failed", f"it cannot be started: {error}"
+                run.state = "failed"
+                run.why = f"it cannot be started: {error}"
             self._changed(run)
 
     def _look(self, run: SweepRun) -> None:
@@ -236,9 +245,11 @@ class Sweep:
     def seconds_left(self) -> float | None:
         """Of the whole sweep, at the pace of the runs so far; None before there is one."""
         took = [run.folder.summary.get("seconds") for run in self.runs if run.state == "ended"]
-        whole, left = [one for one in took if isinstance(one, int | float)], 0.0
+        whole = [one for one in took if isinstance(one, int | float)]
+        left = 0.0
         for run in self.living:
-            if (own := seconds_left(run.folder, run.log)) is not None:
+            own = seconds_left(run.folder, run.log)
+            if own is not None:
                 whole.append(time.time() - run.began + own)
                 left += own
         if not whole:

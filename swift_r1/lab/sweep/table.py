@@ -61,8 +61,12 @@ def runs_table(sweep: Sweep) -> RichTable:
 
 def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
     """The points and how sure their order is, as a report says it."""
-    metric, over, runs = sweep.args.metric, sweep.args.over, sweep.runs
-    rows, reasons, unranked = [], [], list(dict.fromkeys(run.plan.point for run in runs))
+    metric = sweep.args.metric
+    over = sweep.args.over
+    runs = sweep.runs
+    rows = []
+    reasons = []
+    unranked = list(dict.fromkeys(run.plan.point for run in runs))
     for one in order:
         interval = "" if one.half_width is None else f" ± {one.half_width:.2g}"
         spread = f"{min(one.values):.4g} to {max(one.values):.4g}"
@@ -87,7 +91,8 @@ def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
 def _verdict(order: Sequence[Ranked]) -> str:
     if not order:
         return "No point has ended with all of its seeds, so none is best."
-    best, alike = order[0], [one.point for one in order[1:] if one.against_best != "worse"]
+    best = order[0]
+    alike = [one.point for one in order[1:] if one.against_best != "worse"]
     if alike and best.half_width is None:
         return f"Best: {best.point}, by one seed each, so perhaps by chance."
     if alike:

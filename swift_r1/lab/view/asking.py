@@ -72,7 +72,8 @@ class ServerSource:
     engine for itself."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        self.url, self.name = url, f"the server at {url}"
+        self.url = url
+        self.name = f"the server at {url}"
         self._options: dict[str, Any] = {
             "base_url": url,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -147,7 +148,9 @@ class CheckpointSource:
     _loaded: ClassVar[CheckpointSource | None] = None
 
     def __init__(self, folder: Path, device: Literal["cpu", "auto"] = "auto") -> None:
-        self.folder, self.name, self._device = folder, folder.name, device
+        self.folder = folder
+        self.name = folder.name
+        self._device = device
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
@@ -186,7 +189,8 @@ class CheckpointSource:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        before, CheckpointSource._loaded = CheckpointSource._loaded, self
+        before = CheckpointSource._loaded
+        CheckpointSource._loaded = self
         if before is not None and (left := before._process) is not None:
             before.close()
             await left.wait()  # its memory is free then
@@ -238,14 +242,16 @@ def weight_bytes(folder: Path) -> int:
     for path in folder.glob("*.safetensors"):
         with suppress(FileNotFoundError):  # a run that goes on removes its oldest checkpoints
             size += path.stat().st_size
-    if (base := adapters_base(str(folder))) is not None and Path(base).is_dir():
+    base = adapters_base(str(folder))
+    if base is not None and Path(base).is_dir():
         size += weight_bytes(Path(base))
     return size
 
 
 def check_memory(folder: Path) -> None:
     """Raises RunFailed where the weights in `folder` would not fit into the memory that is free."""
-    needed, free = weight_bytes(folder), psutil.virtual_memory().available
+    needed = weight_bytes(folder)
+    free = psutil.virtual_memory().available
     if needed > 0.8 * free:
         raise RunFailed(f"{folder.name} needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")
 

@@ -13,7 +13,9 @@ from swift_r1.lab.view.markup import token_markup
 
 LEVELS = 16  # steps of a scale on each side of its middle; an unsigned one has twice as many
 _SATURATED = 0.99  # quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
-_BLOCK, _LONGEST_BLOCK = 200, 2_000  # tokens; a block ends with a line, where lines are not very long
+# tokens; a block ends with a line, where lines are not very long
+_BLOCK = 200
+_LONGEST_BLOCK = 2_000
 _NUMBERS = ("rollout_logps", "logps", "ref_logps", "ratios", "clipped", "entropies", "advantages", "weight_versions")
 
 
@@ -59,7 +61,8 @@ def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
     """What `colour` (a key of `COLOURINGS`) is the colour of, one value a token; None where the record has no such
     column."""
     if colour == "logp_diff":
-        ours, engine = row.get("logps"), row.get("rollout_logps")
+        ours = row.get("logps")
+        engine = row.get("rollout_logps")
         if not ours or not engine:
             return None
         return [None if a is None or b is None else a - b for a, b in zip(ours, engine, strict=True)]
@@ -117,19 +120,23 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     """What the page says of a token under the pointer: a list for each column that the record has, one entry a
     token, to five digits."""
     columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
-    if ids := row.get("token_ids"):
+    ids = row.get("token_ids")
+    if ids:
         columns["id"] = list(ids)
     for name in _NUMBERS:
-        if values := row.get(name):
+        values = row.get(name)
+        if values:
             columns[name] = [_short(value) for value in values]
-    if mask := row.get("mask"):
+    mask = row.get("mask")
+    if mask:
         columns["in the loss"] = ["yes" if one else "no" for one in mask]
     return json.dumps(columns, separators=(",", ":"))
 
 
 def legend_html(scale: Scale) -> str:
     """The scale's colours with what they stand for at both ends and in the middle."""
-    kind, shown = scale.colouring, math.exp if scale.colouring is COLOURINGS["ratio"] else float
+    kind = scale.colouring
+    shown = math.exp if scale.colouring is COLOURINGS["ratio"] else float
     middle = (scale.low + scale.high) / 2
     places = [scale.low + (scale.high - scale.low) * step / 8 for step in range(9)]
     boxes = "".join(f'<i class="{scale.level(place)}">&nbsp;</i>' for place in places)

@@ -97,7 +97,8 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     title = f"completion {markup(shown(number))}"
     if row.get("dropped"):
         title += ", not trained: its group had no signal"
-    messages, others = row.get("messages"), _others(row)
+    messages = row.get("messages")
+    others = _others(row)
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
     for number, other in enumerate(others, 1):
         title = f"conversation {number} of {len(others) + 1}: ended before this one"

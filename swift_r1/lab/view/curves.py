@@ -126,11 +126,14 @@ def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, 
         return []
     if len(logs) > 1:
         rows = over_seeds([log.get(metric) for log in logs])
-        steps, values = [row[0] for row in rows], [row[1] for row in rows]
-        low, high = [row[2] for row in rows], [row[3] for row in rows]
+        steps = [row[0] for row in rows]
+        values = [row[1] for row in rows]
+        low = [row[2] for row in rows]
+        high = [row[3] for row in rows]
     else:
         series = logs[0].get(metric)
-        steps, values = list(series.steps), list(series.values)
+        steps = list(series.steps)
+        values = list(series.values)
         low, high = _around(panel, logs[0], metric, series)
     xs = [float(step) for step in steps]
     if shown.per_hour:

@@ -35,8 +35,11 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, port: int, api_key: str | None, *, loopback: bool) -> None:
-        self._app, self._key, self._loopback = app, api_key, loopback
-        self._cookie, self._session = f"swift_view_{port}", secrets.token_urlsafe(32)
+        self._app = app
+        self._key = api_key
+        self._loopback = loopback
+        self._cookie = f"swift_view_{port}"
+        self._session = secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] == "/health":

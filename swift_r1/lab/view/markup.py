@@ -30,12 +30,15 @@ def token_markup(text: str) -> str:
 def word_diff(before: str, after: str) -> str:
     """The second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that it had
     in their place. Long texts are compared line by line."""
-    first, second = _WORDS.findall(before[:_KEPT]), _WORDS.findall(after[:_KEPT])
+    first = _WORDS.findall(before[:_KEPT])
+    second = _WORDS.findall(after[:_KEPT])
     if len(first) + len(second) > _LONG_DIFF:
-        first, second = before[:_KEPT].splitlines(keepends=True), after[:_KEPT].splitlines(keepends=True)
+        first = before[:_KEPT].splitlines(keepends=True)
+        second = after[:_KEPT].splitlines(keepends=True)
     parts = []
     for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, first, second, False).get_opcodes():
-        gone, new = markup("".join(first[start:end])), markup("".join(second[new_start:new_end]))
+        gone = markup("".join(first[start:end]))
+        new = markup("".join(second[new_start:new_end]))
         if kind == "equal":
             parts.append(new)
         else:

@@ -34,7 +34,9 @@ _CLOSING_S = 1  # for connections to close after a signal; browsers reconnect fo
 
 def main(argv: Sequence[str]) -> NoReturn:
     """The page beside a run. Another page may have the port: it takes the next free one."""
-    run, port, trainer = argv[0], int(argv[1]), int(argv[2])
+    run = argv[0]
+    port = int(argv[1])
+    trainer = int(argv[2])
     end_with_parent(signal.SIGTERM)
     if os.getppid() != trainer:
         leave(EXIT_TERMINATED)
@@ -119,7 +121,8 @@ async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, o
         nonlocal code
         if server.should_exit:
             leave(code)
-        code, server.should_exit = 128 + received, True
+        code = 128 + received
+        server.should_exit = True
 
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, stop, one)

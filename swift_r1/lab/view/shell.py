@@ -243,7 +243,8 @@ def _page(path: str, request: Request) -> Page:
     runs = find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
     by_name = {run.name: run for run in runs}
     names = request.query_params.getlist("run")
-    if unknown := [name for name in names if name not in by_name]:
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
         raise UsageError(f"there is no run {', '.join(map(repr, unknown))} here: {', '.join(by_name)}")
     query = {name: value for name, value in request.query_params.items() if name != "run"}
     given = runs[: _MOST_COMPARED if _folders else 1]  # those that were named are meant to be compared

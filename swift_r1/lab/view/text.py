@@ -37,7 +37,9 @@ _STATE = ("run", "status", "progress", "time", "reward")  # of one of several ru
 _LEFT_OUT = ("run", "versions")  # of the newest
 _NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
 _MARKS = 6  # the last events
-_GROUPS, _COMPLETIONS = 3, 8  # shown where neither a step nor a prompt is named
+# shown where neither a step nor a prompt is named
+_GROUPS = 3
+_COMPLETIONS = 8
 _LONGEST = 10_000  # characters of a text that are read
 
 
@@ -51,7 +53,8 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     logs = [MetricLog(run.path) for run in runs]
     for log in logs:
         log.refresh()
-    newest, log = runs[-1], logs[-1]
+    newest = runs[-1]
+    log = logs[-1]
     with CompletionTable(newest.path / "completions.jsonl") as table:
         table.refresh()
         query = _asked(table, step, prompt)
@@ -124,7 +127,8 @@ def sparkline(series: Series, width: int = _CURVE) -> str:
             bins[place * len(bins) // count].append(value)
     means = [math.fsum(one) / len(one) if one else math.nan for one in bins]
     known = [value for value in means if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    low = min(known, default=0.0)
+    high = max(known, default=0.0)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
 
@@ -134,7 +138,8 @@ def _groups(console: Console, table: CompletionTable, query: CompletionQuery, fe
     if not groups:
         console.print("\nno completions yet")
     for step, group in groups[: _GROUPS if few else len(groups)]:
-        if rows := table.group(step, group, _LONGEST):  # a resume may have cut the file
+        rows = table.group(step, group, _LONGEST)
+        if rows:  # a resume may have cut the file
             console.print()
             _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
     if few and len(groups) > _GROUPS:

@@ -56,19 +56,24 @@ def _packets(timeline: Timeline, name: str) -> Iterator[Any]:
 
     tracks = ["events", *timeline.lanes]
     run = packet()
-    run.track_descriptor.uuid, run.track_descriptor.name = 1, name
+    run.track_descriptor.uuid = 1
+    run.track_descriptor.name = name
     run.track_descriptor.child_ordering = TrackDescriptor.EXPLICIT
     run.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
     yield run
     for number, track in enumerate(tracks, start=2):
         made = packet()
-        made.track_descriptor.uuid, made.track_descriptor.parent_uuid = number, 1
-        made.track_descriptor.name, made.track_descriptor.sibling_order_rank = track, number
+        made.track_descriptor.uuid = number
+        made.track_descriptor.parent_uuid = 1
+        made.track_descriptor.name = track
+        made.track_descriptor.sibling_order_rank = number
         yield made
 
     def event(time: float, kind: int, track: int, name: str = "", **more: int | str) -> Any:
         made = packet(time)
-        made.track_event.type, made.track_event.track_uuid, made.track_event.name = kind, track, name
+        made.track_event.type = kind
+        made.track_event.track_uuid = track
+        made.track_event.name = name
         for key, value in more.items():
             note = made.track_event.debug_annotations.add(name=key)
             if isinstance(value, int):

@@ -67,7 +67,8 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
     """Plays an episode as a run does, in a process of its own; the model says `gold`, or that it does not know. Raises
     UsageError and RunFailed as `AgentProcesses`."""
     said = gold if gold is not None else "I do not know."
-    model, started = ScriptedModel(lambda _chance: said, 0), time.perf_counter()
+    model = ScriptedModel(lambda _chance: said, 0)
+    started = time.perf_counter()
     with model.serve() as url:
         ended, late = asyncio.run(_played(args, row, url, min(args.agent_timeout, _EPISODE_S)))
     alone = args.reward_names == ["agent_reward"]
@@ -85,7 +86,8 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
 
 async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[EpisodeExit, bool]:
     """How its process ended, and whether it was killed since it took too long."""
-    plugins, kept = list(args.external_plugins), list(args.reward_env)
+    plugins = list(args.external_plugins)
+    kept = list(args.reward_env)
     processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept))
     try:
         await processes.start()
@@ -123,7 +125,8 @@ class _Counted:
 
 def _session(model: ScriptedModel) -> SessionState:
     """The session that its requests would have been, one after another."""
-    state, wording = SessionState("check", SessionRequest(), ""), _Counted()
+    state = SessionState("check", SessionRequest(), "")
+    wording = _Counted()
     for body, answer in zip(model.requests, model.answers, strict=True):
         text = json.dumps(body)
         if "prompt" in body:
@@ -145,7 +148,8 @@ def show_agent(report: AgentReport, console: Console) -> None:
     table = Table(f"an episode of {escape(report.name)}", "", show_lines=True)
     for message in report.messages[:_SHOWN]:
         table.add_row(escape(str(message.get("role"))), escape(message_text(message)))
-    if (more := len(report.messages) - _SHOWN) > 0:
+    more = len(report.messages) - _SHOWN
+    if more > 0:
         table.add_row("", f"... {more} more messages", style="dim")
     for name, value in report.result.items():
         table.add_row(escape(name), escape(cut(str(value))), style="bold" * (name == "reward"))

@@ -63,7 +63,8 @@ def check_environment(
     report.faults += [fault] if fault is not None else []
     if lines:
         about, *episodes = lines
-        report.version, report.rows = about["version"], about["rows"]
+        report.version = about["version"]
+        report.rows = about["rows"]
         report.episodes = [Episode(**line) for line in episodes]
     report.faults += _faults(report)
     report.notes += _notes(report.episodes)
@@ -119,7 +120,8 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
         table = Table(f"an episode: {escape(one.script)}", "", show_lines=True)
         for message in one.messages[:_SHOWN]:
             table.add_row(escape(message["role"]), escape(message_text(message)))
-        if (more := len(one.messages) - _SHOWN) > 0:
+        more = len(one.messages) - _SHOWN
+        if more > 0:
             table.add_row("", f"... {more} more messages", style="dim")
         console.print(table)
         console.print(_numbers(report.episodes))

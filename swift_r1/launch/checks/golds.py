@@ -22,7 +22,8 @@ COMPARING = ("gsm8k", "math", "math_tag", "math_tag_strict", "accuracy", "cosine
 _NUMBER = re.compile(r"-?[0-9](?:[0-9,.]*[0-9])?")
 _SENTENCE = re.compile(r"(?:(?<!\\)\b[A-Za-z]{2,}[^A-Za-z\\{}]+){3}")  # working, or an answer in a sentence
 _SECONDS = 20.0  # for the golds of a reward
-_SHOWN, _LONGEST = 3, 60
+_SHOWN = 3
+_LONGEST = 60
 _PART = re.compile(r"\{(\w+)[\[.:!][^{}]*\}")
 _MOST_NUMBERS = 4  # of a Countdown problem that is searched for a solution
 
@@ -69,8 +70,10 @@ def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> 
     for name in rewards:
         if name not in COMPARING or name == "cosine" or not is_built_in(name):
             continue
-        reward, deadline = build_reward(name, args), time.monotonic() + _SECONDS
-        seen, bad = 0, []
+        reward = build_reward(name, args)
+        deadline = time.monotonic() + _SECONDS
+        seen = 0
+        bad = []
         for row in rows:
             if time.monotonic() > deadline:
                 break
@@ -103,7 +106,8 @@ def _short(value: Any) -> str:
 
 def _reached(row: Mapping[str, Any]) -> str | None:
     """An expression that reaches the target from all numbers of a Countdown problem, found by trying all of them."""
-    nums, target = row["nums"], row["target"]
+    nums = row["nums"]
+    target = row["target"]
     if not isinstance(nums, list) or len(nums) > _MOST_NUMBERS or not all(isinstance(n, int) for n in (*nums, target)):
         return None
     return _search([(Fraction(number), str(number)) for number in nums], Fraction(target))

@@ -82,7 +82,8 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     which says why."""
     config = config_of(path)
     stored = config.get("quantization_config")
-    if why := _not_text(config, flag):
+    why = _not_text(config, flag)
+    if why:
         return [f"{flag} {model} {why}"]
     if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
@@ -99,7 +100,8 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
 
 def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
     """Why a multimodal model cannot read and write texts alone here; None where it can, and for a text model."""
-    parts, kind = [name for name in config if name.endswith(_NOT_TEXT)], config.get("model_type")
+    parts = [name for name in config if name.endswith(_NOT_TEXT)]
+    kind = config.get("model_type")
     if not parts:
         return None
     if flag == "--critic_model":

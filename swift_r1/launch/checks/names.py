@@ -65,7 +65,8 @@ def tool_faults(args: RlhfArguments) -> list[str]:
 
 def agent_faults(args: RlhfArguments) -> list[str]:
     """An agent that nothing registered, or that cannot be run."""
-    if (words := args.agent_words) is not None:
+    words = args.agent_words
+    if words is not None:
         if shutil.which(words[0]):
             return []
         if os.path.isfile(words[0]):
@@ -75,7 +76,8 @@ def agent_faults(args: RlhfArguments) -> list[str]:
         return []
     if args.agent not in agents:
         return _missing("agent", "agent", [args.agent], agents)
-    if (why := why_no_agent(agents[args.agent])) is not None:
+    why = why_no_agent(agents[args.agent])
+    if why is not None:
         return [f"--agent {args.agent}: {why}"]
     if importlib.util.find_spec("openai") is None:
         return ["--agent needs the package openai, of which agents get a client: pip install 'swift-r1[agents]'"]

@@ -25,7 +25,9 @@ from swift_r1.workers.confine import end_strays, end_whole
 
 _logger = logging.getLogger("swift_r1.rewards")
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
-_MOMENTS, _MOMENT_S = 10, 0.02  # at which a process is looked at
+# at which a process is looked at
+_MOMENTS = 10
+_MOMENT_S = 0.02
 _START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
 
 

@@ -16,7 +16,8 @@ from swift_r1.plugins import load_plugins
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 
-RIGHT, WRONG = "right", "wrong"
+RIGHT = "right"
+WRONG = "wrong"
 OF_EPISODES = ("gym_reward", "agent_reward")  # what these judge is no made-up completion
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
 _LONG = "<think>" + "and then I try the next one, which is 7 " * 500

@@ -13,7 +13,9 @@ from swift_r1.data.sampler import Outcome, build_sampler
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.rlhf import RlhfArguments
 
-_ROWS, _ROUNDS, _PROMPTS = 1000, 6, 8
+_ROWS = 1000
+_ROUNDS = 6
+_PROMPTS = 8
 _SECONDS = 60.0
 
 

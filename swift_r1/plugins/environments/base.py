@@ -89,7 +89,8 @@ def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:
 
     Raises UsageError for another kind, no name, or a package that is not installed.
     """
-    if faults := kind_faults(spec) or package_faults(spec):
+    faults = kind_faults(spec) or package_faults(spec)
+    if faults:
         raise UsageError(*faults)
     kind, _, name = spec.partition(":")
     base = getattr(importlib.import_module(KINDS[kind].module), KINDS[kind].adapter)

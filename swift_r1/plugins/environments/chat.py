@@ -24,7 +24,8 @@ class Chat:
     that was cut off, `limit` for a call after the first that was refused since the episode has used up its share."""
 
     def __init__(self, client: AsyncOpenAI, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()):
-        self._client, self._tools = client, list(tools)
+        self._client = client
+        self._tools = list(tools)
         self.messages: list[Message] = [dict(message) for message in messages]
         self.turns = 0
         self.ended: str | None = None

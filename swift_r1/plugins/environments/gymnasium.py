@@ -97,7 +97,8 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
     and names that are not as many as the actions."""
     from gymnasium import spaces
 
-    space, where = environment.action_space, f"--env gymnasium:{environment.spec.id}"
+    space = environment.action_space
+    where = f"--env gymnasium:{environment.spec.id}"
     if isinstance(space, spaces.Text):
         return None
     if not isinstance(space, spaces.Discrete):

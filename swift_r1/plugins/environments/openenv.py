@@ -69,7 +69,8 @@ class OpenEnvAgent(EnvironmentAgent):
                     try:
                         text = await act("", {reply: message["content"]})
                     except RuntimeError as error:  # as a call of a tool that fails
-                        failed, text = failed + 1, f"Error: {error}"
+                        failed = failed + 1
+                        text = f"Error: {error}"
                     chat.messages.append({"role": "user", "content": text})
                 elif message.get("tool_calls") and chat.ended is None:
                     failed += await chat.call(message, act)
@@ -88,7 +89,8 @@ class OpenEnvAgent(EnvironmentAgent):
         """What the server says about its environment."""
         import httpx
 
-        if unknown := sorted(set(cls.args).difference(_ARGS)):
+        unknown = sorted(set(cls.args).difference(_ARGS))
+        if unknown:
             raise UsageError(f"--env_args of openenv: unknown {unknown[0]}; there are {', '.join(_ARGS)}")
         try:
             async with httpx.AsyncClient(timeout=cls._timeout(), trust_env=False) as http:
@@ -120,7 +122,8 @@ class _Server:
     """One session of the server: an environment of its own, which ends with the connection."""
 
     def __init__(self, socket: Any, timeout: float) -> None:
-        self._socket, self._timeout = socket, timeout
+        self._socket = socket
+        self._timeout = timeout
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to `reset` or `step`: `observation`, `reward`, `done`. Raises RuntimeError with what the server
@@ -171,7 +174,8 @@ def _text(answer: Mapping[str, Any]) -> str:
     """An observation as the model reads it: what is set in it; a single text as it is, anything else as JSON. Raises
     RuntimeError for a tool that failed."""
     observation = answer.get("observation") or {}
-    if error := observation.get("error"):
+    error = observation.get("error")
+    if error:
         raise RuntimeError(error.get("message") if isinstance(error, dict) else str(error))
     hidden = ("metadata", "done", "reward", "tool_name", "error")
     shown = {name: value for name, value in observation.items() if name not in hidden and value not in (None, [], {})}

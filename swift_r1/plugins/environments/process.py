@@ -89,7 +89,8 @@ def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dic
 
     for name, script in agent.scripts(own_columns(rows[0])).items():
         for calls_tools in (True, False):
-            model, started = ScriptedModel(script, 0, calls_tools), time.perf_counter()
+            model = ScriptedModel(script, 0, calls_tools)
+            started = time.perf_counter()
             about: dict[str, Any] = {"result": None, "error": None}
             try:
                 row = {**rows[0], "prompt_id": "env:0", "episode_id": "check"}

@@ -31,7 +31,9 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Script, seed: int, calls_tools: bool = True) -> None:
-        self._script, self._chance, self._calls_tools = script, random.Random(seed), calls_tools
+        self._script = script
+        self._chance = random.Random(seed)
+        self._calls_tools = calls_tools
         self.requests: list[dict[str, Any]] = []
         self.answers: list[dict[str, Any] | None] = []
         self.messages: list[dict[str, Any]] = []
@@ -120,12 +122,14 @@ def sample(schema: Mapping[str, Any], chance: random.Random, root: Mapping[str, 
         return schema["const"]
     if "enum" in schema:
         return chance.choice(schema["enum"])
-    if options := schema.get("anyOf") or schema.get("oneOf"):
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
         return sample(options[0], chance, root)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
-        properties, required = schema.get("properties", {}), schema.get("required", ())
+        properties = schema.get("properties", {})
+        required = schema.get("required", ())
         return {name: sample(about, chance, root) for name, about in properties.items() if name in required}
     if kind == "array":
         return [sample(schema.get("items") or {}, chance, root)]

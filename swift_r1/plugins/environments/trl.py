@@ -174,10 +174,12 @@ def _described(tool: Callable[..., Any]) -> dict[str, Any]:
 def _loaded(name: str, args: Mapping[str, Any]) -> Given:
     path, _, attribute = name.rpartition(":")
     if not path:
-        path, attribute = name, ""
+        path = name
+        attribute = ""
     try:
         if not attribute:
-            if unknown := sorted(set(args).difference(("argv",))):
+            unknown = sorted(set(args).difference(("argv",)))
+            if unknown:
                 raise UsageError(
                     f"--env_args of a script for TRL: unknown {unknown[0]}; there is argv, its command line"
                 )
@@ -255,11 +257,14 @@ def _of_script(path: str, argv: Sequence[str]) -> Given:
 
 
 def _of_trainer(path: str, made: Mapping[str, Any]) -> Given:
-    factory, config, functions = made.get("environment_factory"), made.get("args"), made.get("reward_funcs")
+    factory = made.get("environment_factory")
+    config = made.get("args")
+    functions = made.get("reward_funcs")
     if factory is None:
         raise UsageError(f"--env trl:{path}: its trainer has no environment_factory")
     functions = functions if isinstance(functions, list | tuple) else [functions] if functions is not None else []
-    if unfit := [one for one in functions if not callable(one) or hasattr(one, "forward")]:
+    unfit = [one for one in functions if not callable(one) or hasattr(one, "forward")]
+    if unfit:
         raise UsageError(f"--env trl:{path}: its reward {unfit[0]!r} is a model: give it to --reward_model")
     return Given(
         factory if isinstance(factory, dict) else {None: factory},

@@ -40,7 +40,8 @@ class VerifiersAgent(EnvironmentAgent):
                 except (Exception, SystemExit) as error:
                     raise UsageError(f"{where}: {_cause(error)}") from error
             rubric = loaded.rubric
-            if comparing := [one.__name__ for one in rubric._get_reward_funcs() if rubric._is_group_func(one)]:
+            comparing = [one.__name__ for one in rubric._get_reward_funcs() if rubric._is_group_func(one)]
+            if comparing:
                 raise UsageError(f"{where}: its reward {comparing[0]} compares episodes, which are scored one by one")
             cls.loaded = loaded
         return cls.loaded
@@ -63,7 +64,8 @@ class VerifiersAgent(EnvironmentAgent):
 
     @classmethod
     def scripts(cls, own: Row) -> dict[str, Script]:
-        answer, parser = own.get("answer"), cls.prepare().parser
+        answer = own.get("answer")
+        parser = cls.prepare().parser
         if not isinstance(answer, str) or not answer:
             return super().scripts(own)
         with contextlib.suppress(Exception):  # a parser without a way to write, or with other fields: as it is
@@ -78,7 +80,8 @@ class VerifiersAgent(EnvironmentAgent):
         given = {"example_id": 0, "task": environment.env_id, "prompt": row["messages"]} | own
         state = await environment.rollout(given, client, MODEL, dict(environment.sampling_args))
         silent = 0
-        if (error := state.get("error")) is not None:
+        error = state.get("error")
+        if error is not None:
             silent = int(isinstance(error, verifiers.InvalidModelResponseError))  # the model ended its turn at once
             if not silent and not (state["trajectory"] and is_limit(error.__cause__ or error)):
                 raise error.__cause__ or error
@@ -145,7 +148,8 @@ class _Errors(logging.Handler):
 @contextlib.contextmanager
 def _raising(name: str) -> Iterator[None]:
     """A reward function that raises is 0 to its rubric, with a line in the log; here it is an error."""
-    logger, errors = logging.getLogger(name), _Errors()
+    logger = logging.getLogger(name)
+    errors = _Errors()
     logger.addHandler(errors)
     try:
         yield

@@ -52,7 +52,8 @@ def call_tool(name: str, arguments: str, limit: float, longest: int) -> ToolAnsw
         except MemoryError:
             raise
         except BaseException as error:  # noqa: BLE001  a user's tool may raise anything, SystemExit too
-            content, cause = f"Error: {_why(error)}", describe(error)
+            content = f"Error: {_why(error)}"
+            cause = describe(error)
         seconds = time.perf_counter() - started
     content = content.encode("utf-8", "replace").decode()  # half characters have no tokens
     more = len(content) - longest

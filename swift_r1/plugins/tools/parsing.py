@@ -124,9 +124,11 @@ class ToolCallParser:
         if name not in known:
             raise UsageError(f"--tool_call_parser {name}: vLLM has no such parser; it has {', '.join(known)}")
         # Each parser looks into the vocabulary, which takes 0.1 s to list: once for all of them.
-        vocabulary, self._tokenizer = tokenizer.get_vocab(), copy(tokenizer)
+        vocabulary = tokenizer.get_vocab()
+        self._tokenizer = copy(tokenizer)
         self._tokenizer.get_vocab = lambda: vocabulary
-        self.name, self._opening = name, opening
+        self.name = name
+        self._opening = opening
         self._request: Any = ChatCompletionRequest
         try:
             self._parser: Any = ToolParserManager.get_tool_parser(name)
@@ -184,13 +186,19 @@ class StreamedTurn:
     in the whole, so that a stream says what the whole answer says."""
 
     def __init__(self, owner: ToolCallParser, request: Any, parser: Any, tools: Sequence[Tool]) -> None:
-        self._owner, self._request, self._parser, self._tools = owner, request, parser, tools
-        self._text, self._given, self._held = "", "", False
+        self._owner = owner
+        self._request = request
+        self._parser = parser
+        self._tools = tools
+        self._text = ""
+        self._given = ""
+        self._held = False
         self._ids: list[int] = []
 
     def add(self, text: str, token_ids: Sequence[int]) -> str:
         """The text that the next piece brings, which may be none."""
-        before, ids = self._text, list(self._ids)
+        before = self._text
+        ids = list(self._ids)
         self._text += text
         self._ids += token_ids
         if not text:

@@ -41,7 +41,8 @@ class ToolPool:
     """
 
     def __init__(self, args: RewardFlags, limits: ToolLimits, load: Callable[[], object]) -> None:
-        self._pool, self._limits = RewardPool(args, (), load), limits
+        self._pool = RewardPool(args, (), load)
+        self._limits = limits
         self._pool.what = "tool"
         self._memory = float(args.reward_memory_limit)
         self._told: set[str] = set()
@@ -62,7 +63,8 @@ class ToolPool:
             found = self._pool.schedule(registered, (), START_SECONDS)[0].result(START_SECONDS)
         except (TimeoutError, BrokenProcessPool, ProcessExpired) as error:
             raise RunFailed(f"no tool worker came up within {START_SECONDS:g} s: {error}") from error
-        if missing := sorted(set(names).difference(found)):
+        missing = sorted(set(names).difference(found))
+        if missing:
             raise UsageError(
                 f"the worker processes do not have the tools {', '.join(missing)}: plugins fail to load there"
             )

@@ -68,7 +68,8 @@ class _Turns(MultiTurnScheduler):
 
     def __init__(self, owner: ToolScheduler, request: RolloutInferRequest) -> None:
         super().__init__(owner.infer_engine, owner.max_turns, tokenizer=owner.tokenizer)
-        self._owner, self._kit = owner, owner.kit
+        self._owner = owner
+        self._kit = owner.kit
         self._tools: list[Mapping[str, Any]] = request.data_dict.get("tools") or []
         self.messages: list[dict[str, Any]] = deepcopy(request.messages)
         self.calls: list[dict[str, Any]] = []
@@ -76,7 +77,8 @@ class _Turns(MultiTurnScheduler):
     async def on_turn_end(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
-        parsed, at_end = self._parsed(response_choice, current_turn), current_turn == self.max_turns
+        parsed = self._parsed(response_choice, current_turn)
+        at_end = current_turn == self.max_turns
         cut_off = response_choice.finish_reason == "length"
         if at_end or cut_off or not parsed.calls:
             self.messages.append({"role": "assistant", "content": response_choice.message.content})

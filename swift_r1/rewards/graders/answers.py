@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from swift_r1.data.builtin import closing
 
-OPEN, CLOSE = "<answer>", "</answer>"
+OPEN = "<answer>"
+CLOSE = "</answer>"
 # A command, a line break with the room after it, or a backslash and one character.
 _COMMAND = re.compile(
     r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.", re.DOTALL

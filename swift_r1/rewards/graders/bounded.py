@@ -65,7 +65,8 @@ def power(base: Value, exponent: Value) -> Value:
         return base**exponent.numerator
     if isinstance(base, Fraction) and exponent == Fraction(1, 2):
         return root(base, Fraction(2))
-    base, exponent = real(base), real(exponent)
+    base = real(base)
+    exponent = real(exponent)
     if base == 0:
         if mp.re(exponent) <= 0:
             raise Unreadable("0 to a power that is not positive")

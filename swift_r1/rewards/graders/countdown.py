@@ -45,7 +45,8 @@ def grade_countdown(
     Raises ValueError: the mode is unknown, or `nums` and `target` are not whole numbers; never because of the
     completion.
     """
-    wanted, goal = sorted(_whole(number) for number in nums), _whole(target)
+    wanted = sorted(_whole(number) for number in nums)
+    goal = _whole(target)
     if mode == "ms_swift":
         answer = first_answer(completion)
         if answer is None:
@@ -97,7 +98,8 @@ def evaluate(text: str) -> ExpressionValue:
     """
     if len(text) > MAX_LENGTH:
         raise ArithmeticFault(f"longer than {MAX_LENGTH} characters")
-    if foreign := _FOREIGN.search(text):
+    foreign = _FOREIGN.search(text)
+    if foreign:
         raise ArithmeticFault(f"unexpected {foreign[0]!r}")
     parser = _Parser(_TOKEN.findall(text))
     value = parser.sum(0)
@@ -153,5 +155,6 @@ class _Parser:
         return Fraction(int(token))
 
     def _take(self) -> str | None:
-        token, self.token = self.token, next(self._rest, None)
+        token = self.token
+        self.token = next(self._rest, None)
         return token

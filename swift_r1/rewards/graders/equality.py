@@ -101,7 +101,8 @@ def same_words(given: str, right: str) -> bool:
 
 def _without_name(given: str, right: str) -> tuple[str, str]:
     """`x = 5` answers 5, for one letter (and f(x), and (x, y)); where both are named, the names count."""
-    named_given, named_right = _NAME.fullmatch(given), _NAME.fullmatch(right)
+    named_given = _NAME.fullmatch(given)
+    named_right = _NAME.fullmatch(right)
     if named_given and not _RELATION.search(right) and not _RELATION.search(named_given[2]):
         return named_given[2], right
     if named_right and not _RELATION.search(given) and not _RELATION.search(named_right[2]):
@@ -130,7 +131,8 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
             return mine == literal
     if "\\cup" in right or "\\cup" in given:
         return _same_set(given.split("\\cup"), right.split("\\cup"), budget)
-    mine_over, right_over = _fraction(given), _fraction(right)
+    mine_over = _fraction(given)
+    right_over = _fraction(right)
     if mine_over and right_over and Fraction(*mine_over) == Fraction(*right_over):
         return mine_over == right_over or Fraction(*mine_over).denominator == mine_over[1]  # in lowest terms
     matrices = _matrix(given), _matrix(right)
@@ -268,7 +270,10 @@ def _parts(text: str) -> list[str]:
     text = _JOIN.sub(",", text)
     if "," not in text and ";" not in text:
         return [text.strip()]
-    parts, depth, start, index = [], 0, 0, 0
+    parts = []
+    depth = 0
+    start = 0
+    index = 0
     while index < len(text):
         character = text[index]
         if character == "\\":

@@ -17,7 +17,8 @@ from swift_r1.errors import a_kind
 
 _NAMES = ("python", "python3", "py")
 _BLOCK = re.compile(rf"```(?:{'|'.join(_NAMES)})[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_SCRIPT, _FUNCTION = ("stdin_stdout", "stdin"), ("function_call", "functional")
+_SCRIPT = ("stdin_stdout", "stdin")
+_FUNCTION = ("function_call", "functional")
 _TOLERANCE = 1e-6  # of numbers with a point that a function returns, relative or absolute
 
 
@@ -67,7 +68,8 @@ def _read(value: Any) -> Any:
 def _case(case: Any, fn_name: str | None) -> Case:
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError("a test case is an object with input and output")
-    given, right = case["input"], case["output"]
+    given = case["input"]
+    right = case["output"]
     name = case.get("fn_name") or fn_name
     kind = case.get("type") or case.get("testtype") or (_FUNCTION if name else _SCRIPT)[0]
     if kind in _SCRIPT:

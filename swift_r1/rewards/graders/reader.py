@@ -71,7 +71,11 @@ class ExpressionReader:
     rounded: then many points give the same value."""
 
     def __init__(self, tokens: list[str], point: int) -> None:
-        self._tokens, self._at, self._point, self._depth, self._bars = tokens, 0, point, 0, 0
+        self._tokens = tokens
+        self._at = 0
+        self._point = point
+        self._depth = 0
+        self._bars = 0
         self.variables = self.rounded = False
 
     def whole(self) -> Value:
@@ -185,7 +189,8 @@ class ExpressionReader:
         token = self._take()
         closing = {"(": ")", "[": "]", "{": "}"}.get(token)
         if closing:
-            outside, self._bars = self._bars, 0
+            outside = self._bars
+            self._bars = 0
             value = self._sum()
             self._expect(closing)
             self._bars = outside
@@ -239,7 +244,8 @@ class ExpressionReader:
             exponent = self._argument()
         argument = real(self._function_argument())
         if exponent == -1 and token in ("\\sin", "\\cos", "\\tan"):
-            function, exponent = _FUNCTIONS[f"\\arc{token[1:]}"], None
+            function = _FUNCTIONS[f"\\arc{token[1:]}"]
+            exponent = None
         value = bounded(function(argument))
         if base is not None:
             value = divide(value, mp.log(real(base)))
@@ -261,7 +267,8 @@ class ExpressionReader:
             numerator = self._argument()
             return divide(numerator, self._argument())
         if token == "\\binom":
-            upper, lower = self._argument(), self._argument()
+            upper = self._argument()
+            lower = self._argument()
             if not (is_small_whole(upper) and is_small_whole(lower)):
                 raise Unreadable("binomial out of bounds")
             return Fraction(comb(int(upper), int(lower)))

@@ -102,7 +102,10 @@ class CompletionPieces:
     """The only piece of a completion that comes as a whole."""
 
     def __init__(self, model: AgentModel, request: RolloutRequest, ask: Ask, special_tokens: bool) -> None:
-        self._model, self._request, self._ask, self._special_tokens = model, request, ask, special_tokens
+        self._model = model
+        self._request = request
+        self._ask = ask
+        self._special_tokens = special_tokens
         self.name = request.request_id.replace("/", "-")
         self.prompt_tokens = len(request.prompt_token_ids)
         self.version = model.weight_version
@@ -121,7 +124,8 @@ class CompletionPieces:
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""
-        ids, sampling = done.token_ids, self._request.sampling
+        ids = done.token_ids
+        sampling = self._request.sampling
         if done.finish_reason == "stop" and ids and ids[-1] in sampling.stop_token_ids:
             ids = ids[:-1]
         text = str(self._model.prompts.tokenizer.decode(list(ids), skip_special_tokens=not self._special_tokens))

@@ -44,7 +44,8 @@ def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptToke
     # Where the first call was refused there is nothing that the policy could have done otherwise.
     limited = bool(calls) and failure is not None and state.limited and failure.startswith(("exception", "exit"))
     if limited:  # it was cut off, as a completion is at its longest
-        failure, result = None, {"reward": 0.0}
+        failure = None
+        result = {"reward": 0.0}
     turns = {call.number: turn for turn, call in enumerate(calls)}
     forced = {call.number for call in calls if call.constrained}
     sequences = [_sequence(one, record, turns, forced) for one in record.sequences]
@@ -56,7 +57,9 @@ def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptToke
     # The one with the last answer is what rewards see first.
     in_order = sorted(record.sequences, key=lambda one: one.calls[-1])
     last = in_order[-1] if in_order else None
-    prompt, messages, text = play.prompt, [dict(one) for one in play.prompt.messages], ""
+    prompt = play.prompt
+    messages = [dict(one) for one in play.prompt.messages]
+    text = ""
     if last is not None:
         shown = str(prompts.tokenizer.decode(list(last.prompt_token_ids)))
         prompt = replace(prompt, text=shown, token_ids=tuple(last.prompt_token_ids))
@@ -117,7 +120,8 @@ def _failure(play: EndedEpisode, answered: bool) -> str | None:
 
 def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
-    text, said = play.ended.result, "it returned"
+    text = play.ended.result
+    said = "it returned"
     if text is None:
         said = "its last line is"
         text = next((line for line in reversed(play.ended.stdout.splitlines()) if line.strip()), "")
@@ -139,7 +143,8 @@ def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     if reward is not None and not _is_number(reward):
         raise _NoResult(f"the reward is {str(reward)[:60]!r}, not a finite number")
     found["reward"] = None if reward is None else float(reward)
-    if (turns := found.get("turn_rewards")) is not None:
+    turns = found.get("turn_rewards")
+    if turns is not None:
         if not isinstance(turns, list) or not all(map(_is_number, turns)):
             raise _NoResult("turn_rewards is not a list of finite numbers")
         if len(turns) != calls:
@@ -195,7 +200,8 @@ def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any
                 if call["id"] in known:
                     continue
                 known.add(call["id"])
-                answer, name = answers.get(call["id"]), call["function"]["name"]
+                answer = answers.get(call["id"])
+                name = call["function"]["name"]
                 outcome = "unanswered" if answer is None else "answer"
                 yield {
                     "turn": turn,

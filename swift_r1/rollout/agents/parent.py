@@ -82,7 +82,8 @@ class Parent:
     """Starts episodes, hears what they say, and tells when they have ended."""
 
     def __init__(self, control: socket.socket, order: Order) -> None:
-        self._control, self._order = control, order
+        self._control = control
+        self._order = order
         # Each episode has up to four files here; their own limit stays as it was, usually 1,024.
         self._files = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
@@ -166,7 +167,8 @@ class Parent:
             while episode.hear(descriptor):
                 pass
             self._close(episode, descriptor)
-        code, result = os.waitstatus_to_exitcode(status), episode.said["result"]
+        code = os.waitstatus_to_exitcode(status)
+        result = episode.said["result"]
         if code == 0 and not result and self._order.command is None:
             returned = {"raised": "its process ended before run returned"}
         else:
@@ -230,7 +232,9 @@ def _returned(said: bytearray) -> dict[str, str]:
 
 def _play(name: str, row: Mapping[str, Any], out: int) -> int:
     """Runs a registered class, and writes what it returned or raised to the descriptor `out`."""
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
+    sys.stdin = open(0)  # noqa: SIM115  open to the end
+    sys.stdout = open(1, "w", buffering=1)  # noqa: SIM115  open to the end
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115  open to the end
     try:
         said = {"result": json.dumps(asyncio.run(_run(name, row)), default=_plain)}
     except MemoryError:
@@ -256,7 +260,8 @@ async def _run(name: str, row: Mapping[str, Any]) -> Any:
         made: ClassVar[Counter[str]] = Counter()  # by what they say; a process is one episode
 
         async def post(self, path: str, *, body: Any = None, options: Any = None, **more: Any) -> Any:
-            options, said = dict(options or {}), f"{path} {body}"
+            options = dict(options or {})
+            said = f"{path} {body}"
             options["headers"] = {**(options.get("headers") or {}), EQUAL_CALLS: str(self.made[said])}
             self.made[said] += 1
             return await super().post(path, body=body, options=options, **more)
@@ -311,7 +316,8 @@ def main(descriptor: int) -> int:
     control = socket.socket(fileno=descriptor)
     heard = b""
     while not heard.endswith(b"\n"):
-        if not (data := control.recv(_READ)):
+        data = control.recv(_READ)
+        if not data:
             return 0
         heard += data
     order = Order(**json.loads(heard))

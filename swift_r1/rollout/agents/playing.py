@@ -100,8 +100,11 @@ class AgentRunner:
     """What all rounds share: the gateway, the processes, and how many episodes run at once."""
 
     def __init__(self, gateway: AgentGateway, processes: AgentProcesses, limits: AgentLimits, at_once: int) -> None:
-        self.gateway, self.processes, self.limits = gateway, processes, limits
-        self._free, self._queue = at_once, deque[_Episode]()
+        self.gateway = gateway
+        self.processes = processes
+        self.limits = limits
+        self._free = at_once
+        self._queue = deque[_Episode]()
 
     def enter(self, episodes: Sequence[_Episode]) -> None:
         self._queue.extend(episodes)
@@ -120,8 +123,10 @@ class AgentRunner:
 
     async def play(self, episode: _Episode) -> Conversation:
         """To its end, however it ends."""
-        request, sampling = episode.request, episode.request.sampling
-        model, name = self.gateway.model, session_name(request.request_id)
+        request = episode.request
+        sampling = episode.request.sampling
+        model = self.gateway.model
+        name = session_name(request.request_id)
         own = {field: getattr(sampling, field) for field in ("temperature", "top_p", "top_k", "min_p")}
         state = self.gateway.gateway.store.open(
             wire.SessionRequest(
@@ -173,7 +178,8 @@ def session_name(request_id: str) -> str:
 
 def row_of(episode: _Episode) -> dict[str, Any]:
     """What the agent gets."""
-    prompt, request = episode.prompt, episode.request
+    prompt = episode.prompt
+    request = episode.request
     own: dict[str, Any] = {"messages": [dict(one) for one in prompt.messages], "prompt_id": prompt.prompt_id}
     seed = request.seeds[0] if request.seeds else None
     return {**prompt.columns, **own, "episode_id": request.request_id, "episode_seed": seed}
@@ -183,7 +189,8 @@ class Episodes:
     """The `Players` of agents. `on_call` is told of each call of the model, in the gateway's thread."""
 
     def __init__(self, runner: AgentRunner) -> None:
-        self._runner, self._loop = runner, runner.gateway.loop
+        self._runner = runner
+        self._loop = runner.gateway.loop
         self._tasks: dict[_Episode, asyncio.Task[Conversation]] = {}
         self._groups = 0  # not yet taken
         self._done = 0  # episodes
@@ -239,13 +246,17 @@ class Episodes:
         failures = Counter(failure for task in self._tasks.values() if (failure := task.result().failure) is not None)
         for failure, count in failures.most_common(_CAUSES):
             logger.warning("%d of %d episodes have no reward: %s", count, len(self._tasks), failure)
-        if (more := len(failures) - _CAUSES) > 0:
+        more = len(failures) - _CAUSES
+        if more > 0:
             logger.warning("%d more causes are in completions.jsonl (failure)", more)
 
     # In the gateway's loop
 
     async def _begin(self, asked: Asked) -> None:
-        self._ended, self._done, self._tasks, self._groups = 0, 0, {}, len(asked)
+        self._ended = 0
+        self._done = 0
+        self._tasks = {}
+        self._groups = len(asked)
         for prompt, request in asked:
             group: list[asyncio.Task[Conversation]] = []
             left = Counter(episodes=request.n)
@@ -268,7 +279,8 @@ class Episodes:
 
     async def _play(self, episode: _Episode) -> Conversation:
         await episode.may_begin
-        asks, name = self._runner.gateway.model.asks, session_name(episode.request.request_id)
+        asks = self._runner.gateway.model.asks
+        name = session_name(episode.request.request_id)
 
         def ask(request: RolloutRequest) -> asyncio.Future[Completion]:
             future = self._loop.create_future()
@@ -317,7 +329,8 @@ class ServedEpisodes:
     `episodes` are on rank 0."""
 
     def __init__(self, rollouts: Answerer, episodes: Episodes | None) -> None:
-        self.rollouts, self.episodes = rollouts, episodes
+        self.rollouts = rollouts
+        self.episodes = episodes
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         episodes = self.episodes

@@ -72,7 +72,8 @@ class AgentProcesses:
             raise RunFailed(f"no agent could be run within {START_SECONDS:g} s: does a plugin hang?") from error
         if not line:
             raise RunFailed("the process that agents are forked from died while it loaded the plugins")
-        if (fault := json.loads(line).get("fault")) is not None:
+        fault = json.loads(line).get("fault")
+        if fault is not None:
             raise UsageError(fault)
         self._listening = asyncio.create_task(self._listen(reader))
 

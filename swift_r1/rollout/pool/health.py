@@ -19,7 +19,8 @@ from swift_r1.wire.protocol import ServerInfo
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-_REPORT_EVERY_S, _QUIET_S = 5.0, 60.0
+_REPORT_EVERY_S = 5.0
+_QUIET_S = 60.0
 _CLOSE_S = 10.0
 _MAX_SUPERSEDED = 2  # pushes to a server that comes, by newer weights
 
@@ -50,8 +51,13 @@ class Health:
         source: str | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.sessions, self._snapshot, self._served, self._timeout_s = tuple(sessions), snapshot, served, timeout_s
-        self._tell, self._source, self._stopping = tell or Events(), source, stopping
+        self.sessions = tuple(sessions)
+        self._snapshot = snapshot
+        self._served = served
+        self._timeout_s = timeout_s
+        self._tell = tell or Events()
+        self._source = source
+        self._stopping = stopping
         # What a newcomer must be like; without an instance, so that the server itself may come again.
         self._like = [(one.url, one.info.model_copy(update={"instance": ""})) for one in self.sessions[:1] if source]
         self._none_since = self._next_report = time.monotonic()  # where none is ready
@@ -113,7 +119,8 @@ class Health:
     def take_returned(self) -> bool:
         """Whether a server came back since the last call."""
         with self._changed:
-            returned, self._returned = self._returned, False
+            returned = self._returned
+            self._returned = False
         return returned
 
     def lose(self, session: ServerSession, epoch: int) -> None:
@@ -123,7 +130,8 @@ class Health:
                 return
             self._take_out(session)
         self._tell("server_lost", f"the rollout server at {session.url} is lost", server=session.url)
-        if left := len(self.ready):
+        left = len(self.ready)
+        if left:
             others = f"the other {left}" if left > 1 else "the other one"
             logger.warning("the rollout server at %s is lost: its work goes to %s", session.url, others)
         self._wait_for(session)
@@ -264,7 +272,9 @@ class Health:
 
     def _restore(self, session: ServerSession) -> None:
         """Waits for a server until it has the newest weights, is given up, has left, or the run ends."""
-        epoch, quiet_until, superseded = session.epoch, 0.0, 0
+        epoch = session.epoch
+        quiet_until = 0.0
+        superseded = 0
 
         def report(line: str) -> None:
             """The countdown; seldom while other servers work."""
@@ -311,7 +321,8 @@ class Health:
             while self._snapshot.writing or session.url in self._leaving:
                 self._check_wanted(session)
                 self._changed.wait(LOOK_S)
-            version, session.adapters = self._snapshot.version, self._snapshot.adapter is not None
+            version = self._snapshot.version
+            session.adapters = self._snapshot.adapter is not None
         check_wanted = partial(self._check_wanted, session)
         target = session.wait_until_back(self._served.current, report, check_wanted, self._members)
         with self._changed:

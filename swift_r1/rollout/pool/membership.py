@@ -28,7 +28,9 @@ class Membership:
     """
 
     def __init__(self, path: Path, pool: ServerPool, make: Callable[[str], ServerSession]) -> None:
-        self._path, self._pool, self._make = path, pool, make
+        self._path = path
+        self._pool = pool
+        self._make = make
         self._seen: bytes | OSError | None = None
         self._followed: bytes | None = None
         self._closed = threading.Event()
@@ -55,7 +57,8 @@ class Membership:
                 logger.warning("%s cannot be read (%s): the rollout servers stay as they are", self._path, why)
             self._seen = error
             return
-        before, self._seen = self._seen, seen
+        before = self._seen
+        self._seen = seen
         if seen != before or seen == self._followed:
             return
         self._followed = seen

@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 _HEALTH_S = 2.0
 _LOOKS_AT_ONCE = 5  # every LOOK_S
 _AT_ONCE = 64  # servers that are asked for something else than completions
-_FILES, _FILES_EACH, _MOST_FILES = 256, 4, 1 << 16  # open ones: without servers, of each, and as many as are wanted
+# open ones: without servers, of each, and as many as are wanted
+_FILES = 256
+_FILES_EACH = 4
+_MOST_FILES = 1 << 16
 
 
 class ServerPool:
@@ -65,12 +68,14 @@ class ServerPool:
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         if _requests_at_once(len(sessions)) < len(sessions):
-            needed, allowed = _FILES + (_FILES_EACH + 1) * len(sessions), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            needed = _FILES + (_FILES_EACH + 1) * len(sessions)
+            allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             raise UsageError(
                 f"{len(sessions)} rollout servers take {needed} open files, and this process may open {allowed}: "
                 "raise its limit (ulimit -Hn)"
             )
-        if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
+        why = why_not_alike([(one.url, one.first) for one in sessions])
+        if why is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
         # The servers' info at the start.
@@ -83,7 +88,9 @@ class ServerPool:
         self._numbers: dict[str, int] = {}
         for one in sessions:
             self._record(one)
-        self.by_nccl, self._compare, self._fanout = transport == NCCL, compare, fanout
+        self.by_nccl = transport == NCCL
+        self._compare = compare
+        self._fanout = fanout
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
@@ -130,7 +137,8 @@ class ServerPool:
         of several servers (`slowdown`)."""
         with self._counting:
             sessions = self.sessions
-            refused, self.stale = self.stale + sum(one.refused for one in sessions), 0
+            refused = self.stale + sum(one.refused for one in sessions)
+            self.stale = 0
             for one in sessions:
                 one.refused = 0
             sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)

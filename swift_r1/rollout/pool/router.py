@@ -53,7 +53,9 @@ class Router:
     calls: OpenCalls | None = None  # more requests, as they come
 
     def __post_init__(self) -> None:
-        self._waiting, self._returned, self._known = deque(self.requests), 0, len(self.requests)
+        self._waiting = deque(self.requests)
+        self._returned = 0
+        self._known = len(self.requests)
         self._lanes: list[_Lane] = []
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
@@ -109,7 +111,8 @@ class Router:
     async def _take_back(self) -> None:
         """For a server that has come: what others were asked last waits again, so that each has its share. One that has
         answered half of its requests keeps the rest, which it has probably begun."""
-        fair, tasks = sum(lane.load for lane in self._lanes) / (len(self._lanes) + 1), []
+        fair = sum(lane.load for lane in self._lanes) / (len(self._lanes) + 1)
+        tasks = []
         for lane in self._lanes:
             while lane.answered < len(lane.asked):
                 request, task = next(reversed(lane.asked.values()))
@@ -135,7 +138,8 @@ class Router:
             if not free:
                 return
             asked += 1
-            lane, request = min(free, key=lambda one: one.load), self._waiting.popleft()
+            lane = min(free, key=lambda one: one.load)
+            request = self._waiting.popleft()
             lane.load += request.n
             lane.session.generating.add()
             lane.asked[request.request_id] = (request, asyncio.create_task(self._ask(lane, request)))

@@ -58,7 +58,8 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
     (first_url, first), *others = servers
     for url, info in others:
         for name in _ALIKE:
-            if (one := getattr(first, name)) == (other := getattr(info, name)):
+            one = getattr(first, name)
+            if one == (other := getattr(info, name)):
                 continue
             if name == "tokenizer_hash":
                 return f"the rollout servers at {first_url} and {url} have different tokenizers: start them alike"
@@ -122,7 +123,9 @@ class ServerSession:
         newcomer: bool = False,
     ) -> None:
         self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
-        self._expected, self._timeout_s, self._transport = expected, timeout_s, transport
+        self._expected = expected
+        self._timeout_s = timeout_s
+        self._transport = transport
         self._name = f"the rollout server at {self.url}"
         self.first = first or self.client.wait_until_ready(timeout_s, or_asleep=True)
         if not newcomer and (fault := expected.fault(self.first)) is not None:
@@ -137,7 +140,8 @@ class ServerSession:
         self._instance = None if newcomer else self.first.instance  # None: it has not been met
         self._holds_others = newcomer  # weights that may have the numbers of this run's
         self._lock = threading.Lock()
-        self._losses, self._is_lost = 0, False
+        self._losses = 0
+        self._is_lost = False
         self.adapters = False  # alone are pushed
         self.record(Spans(), "")
         self.refused = 0  # answers by other weights than those asked for
@@ -166,7 +170,8 @@ class ServerSession:
 
     def record(self, spans: Spans, lane: str) -> None:
         """Writes from now on when it has requests, and when it gets weights, which may be at the same time."""
-        self.generating, self._stopwatch = spans.busy(lane, "generate"), Stopwatch(spans.lane(f"{lane}-weights"))
+        self.generating = spans.busy(lane, "generate")
+        self._stopwatch = Stopwatch(spans.lane(f"{lane}-weights"))
 
     @property
     def takes_files(self) -> bool:
@@ -182,7 +187,8 @@ class ServerSession:
     def check(self, output: RolloutOutput, versions: Container[int]) -> None:
         """Raises OtherWeights for an answer that was not made by weights of these `versions`."""
         for completion in output.completions:
-            oldest, newest = completion.weight_version, completion.newest_weight_version
+            oldest = completion.weight_version
+            newest = completion.newest_weight_version
             others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
             if completion.finish_reason == "abort" or others:
                 raise OtherWeights(
@@ -268,7 +274,8 @@ class ServerSession:
     def gained(self) -> None:
         """It has answered, or serves a new version: earlier losses no longer count."""
         with self._lock:
-            self._losses, self._is_lost = 0, False
+            self._losses = 0
+            self._is_lost = False
 
     def score(self, sequences: Sequence[Sequence[int]], versions: Container[int]) -> list[LogProbs]:
         """Log-probs of given tokens under weights of these `versions`, at temperature 1, of each copy of the model.
@@ -313,7 +320,8 @@ class ServerSession:
                 return str(error)
             if self._instance is None and (why := why_not_alike([*members(), (self.url, info)])) is not None:
                 raise UsageError(why)
-            if (why := self._why_not_this(info)) is not None:
+            why = self._why_not_this(info)
+            if why is not None:
                 if self._instance is None:
                     raise UsageError(why)
                 return why
@@ -349,7 +357,8 @@ class ServerSession:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
         if self.adapters and not info.own_base:
             return "it holds whole weights that another run has pushed, and adapters need its own: start it again"
-        now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+        now = info.max_lora_rank or 0
+        before = self.first.max_lora_rank or 0
         if now != before:
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
         needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)

@@ -223,7 +223,8 @@ class Replicas(InferenceEngine):
     def __init__(self, engines: Sequence[InferenceEngine]) -> None:
         self.engines = engines
         self._load = [0] * len(engines)
-        self.prompts, self.scores_alone = engines[0].prompts, engines[0].scores_alone
+        self.prompts = engines[0].prompts
+        self.scores_alone = engines[0].scores_alone
         # A group of their workers would need a rank for each copy: weights come as files.
         self.info = replace(engines[0].info, nccl_workers=0, gpu=None)
 

@@ -16,7 +16,8 @@ from swift_r1.models.multimodal import probe_tokens
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
-_TOLERANCE, _TOLERANCE_16_BIT = 1e-3, 0.15
+_TOLERANCE = 1e-3
+_TOLERANCE_16_BIT = 0.15
 """Largest mean difference (nats) between log-probs computed in two ways that rounding explains. In bf16 two ways of
 padding differ by 0.014 (SmolLM2; single tokens by 0.09), packing by 0.036 (0.13); a leak makes it 1."""
 
@@ -48,7 +49,8 @@ def narrowed(*models: nn.Module) -> Iterator[None]:
 def own_logprobs(model: nn.Module, token_ids: Tensor, attention: str | None = None) -> Tensor:
     """`[B, L - 1]` by the model's own forward pass in evaluation mode, without a cache; `attention` replaces its
     own."""
-    config, training = _text_config(model), model.training
+    config = _text_config(model)
+    training = model.training
     before = config._attn_implementation
     config._attn_implementation = attention or before
     model.eval()
@@ -73,7 +75,8 @@ def tolerance(model: nn.Module) -> float:
 def check_engine(engine: TransformersEngine) -> None:
     """Compares a few completions of prompts of several lengths with the model's own forward pass; raises UsageError
     where they differ by more than rounding. Under ZeRO-3 each rank has a model of its own for this."""
-    model, device = engine.model, next(engine.model.parameters()).device
+    model = engine.model
+    device = next(engine.model.parameters()).device
     differences: list[Tensor] = []
     tokens = probe_tokens(21, model.config)
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -87,7 +90,8 @@ def check_engine(engine: TransformersEngine) -> None:
                 token_ids = torch.tensor([request.prompt_token_ids + one.token_ids], device=device)
                 own = own_logprobs(model, token_ids, "eager")[0, -len(one.token_ids) :].cpu()
                 differences.append((own - torch.tensor(one.logprobs)).abs())
-    if not (difference := torch.cat(differences).mean().item()) <= tolerance(model):
+    difference = torch.cat(differences).mean().item()
+    if not difference <= tolerance(model):
         raise UsageError(
             f"the embedded engine does not sample from {type(model).__name__} as it is (log-probs differ by "
             f"{difference:.3g} nats): use `swift rollout` with --use_vllm true"

@@ -36,15 +36,19 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = key_states, value_states
-        self.length, self.dtype, self.device = key_states.shape[2], key_states.dtype, key_states.device
+        self.keys = key_states
+        self.values = value_states
+        self.length = key_states.shape[2]
+        self.dtype = key_states.dtype
+        self.device = key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             return key_states, value_states
-        start, self.length = self.length, self.length + key_states.shape[2]
+        start = self.length
+        self.length = self.length + key_states.shape[2]
         self.keys[:, :, start : self.length] = key_states
         self.values[:, :, start : self.length] = value_states
         keys = self.keys[:, :, : self.length]
@@ -54,13 +58,15 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
     def begin(self, groups: Groups, room: int) -> None:
         """The prompts are read: room for `room` tokens of each row. With `groups.shared` false a row has its own copy
         of its prompt."""
-        prompt, self.groups = (self.keys, self.values), groups
+        prompt = (self.keys, self.values)
+        self.groups = groups
         copied = 0 if groups.shared else self.length
         self.keys, self.values = (
             side.new_empty((len(groups.of), side.shape[1], copied + room, side.shape[3])) for side in prompt
         )
         if groups.shared:
-            self.prompt, self.length = prompt, 0
+            self.prompt = prompt
+            self.length = 0
         else:
             self.keys[:, :, :copied], self.values[:, :, :copied] = (side[groups.of] for side in prompt)
 
@@ -69,7 +75,8 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
         self.groups = groups
         for side in (self.keys, self.values):
             side[: len(rows), :, : self.length] = side[:, :, : self.length].index_select(0, rows)
-        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
+        self.keys = self.keys[: len(rows)]
+        self.values = self.values[: len(rows)]
         if self.prompt is not None and len(kept) < len(self.prompt[0]):
             self.prompt = self.prompt[0].index_select(0, kept), self.prompt[1].index_select(0, kept)
 
@@ -88,7 +95,8 @@ class Groups:
 
     def __init__(self, of: Tensor, shared: bool) -> None:
         """`of` int64 `[B]`, ascending, no number left out."""
-        self.of, self.shared = of, shared
+        self.of = of
+        self.shared = shared
         counts = of.bincount()
         self.shape = len(counts), int(counts.max())
         before = counts.cumsum(0) - counts
@@ -98,7 +106,8 @@ class Groups:
         """`rows [B, H, R, D] @ of_prompt [G, H, D, P]`, each row with its own prompt's: `[B, H, R, P]`."""
         lines, width = self.shape
         _, heads, queries, inner = rows.shape
-        full, length = len(rows) == lines * width, of_prompt.shape[-1]
+        full = len(rows) == lines * width
+        length = of_prompt.shape[-1]
         if not full:
             rows = rows.new_zeros(lines * width, heads, queries, inner).index_copy_(0, self.places, rows)
         grouped = rows.reshape(lines, width, heads, queries, inner).transpose(1, 2)
@@ -143,7 +152,8 @@ def other_layers(config: PreTrainedConfig) -> list[str]:
 
 def check_layers(config: PreTrainedConfig) -> None:
     """Raises UsageError for a text model with layers that no cache here can serve."""
-    if unknown := [kind for kind in other_layers(config) if kind not in _STATEFUL]:
+    unknown = [kind for kind in other_layers(config) if kind not in _STATEFUL]
+    if unknown:
         raise UsageError(
             f"the embedded engine has no cache for the {', '.join(unknown)} layers of {config.model_type}; use `swift "
             "rollout` with --use_vllm true"
@@ -170,7 +180,8 @@ def decode_attention(
         UsageError: the model made other keys of those that the layer gave.
     """
     batch, heads, _, width = query.shape
-    shared, layer = key.shape[1], getattr(key, "layer", None)
+    shared = key.shape[1]
+    layer = getattr(key, "layer", None)
     if layer is None:
         raise UsageError(
             f"the embedded engine cannot serve {type(module).__name__}, which changes the keys that its cache holds; "
@@ -179,10 +190,13 @@ def decode_attention(
     prompt_keys, prompt_values = layer.prompt
     if sliding_window is not None and (lost := layer.get_seq_length() - sliding_window) > 0:
         own = max(0, lost - prompt_keys.shape[2])
-        key, value = key[:, :, own:], value[:, :, own:]
-        prompt_keys, prompt_values = prompt_keys[:, :, lost:], prompt_values[:, :, lost:]
+        key = key[:, :, own:]
+        value = value[:, :, own:]
+        prompt_keys = prompt_keys[:, :, lost:]
+        prompt_values = prompt_values[:, :, lost:]
         attention_mask = None if attention_mask is None else attention_mask[..., lost:]
-    read, groups = prompt_keys.shape[2], layer.groups
+    read = prompt_keys.shape[2]
+    groups = layer.groups
     query = query.reshape(batch, shared, heads // shared, width)
     before = groups.times(query, prompt_keys.transpose(-1, -2))
     if attention_mask is not None and attention_mask.shape[-1] == read:

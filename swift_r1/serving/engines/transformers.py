@@ -51,7 +51,8 @@ class TransformersEngine:
     def __init__(self, model: PreTrainedModel, tokenizer: Any, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
         self.config = model.config.get_text_config()
         check_layers(self.config)
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
         self.pad_token_id = pad_token_id
         self._bytes_per_token = 0  # of the cache, known once a prompt was read
@@ -108,7 +109,9 @@ class TransformersEngine:
         if not self._bytes_per_token:
             self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[1].cache.bytes_per_token()
         wave: list[_Row] = []
-        room, prompts, shared = 0, set[tuple[int, ...]](), shares_prompts(self.model)
+        room = 0
+        prompts = set[tuple[int, ...]]()
+        shared = shares_prompts(self.model)
         for row in rows:
             request = requests[row.request]
             room = max(room, request.sampling.max_tokens)
@@ -118,7 +121,9 @@ class TransformersEngine:
             full = tokens * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
-                wave, room, prompts = [], request.sampling.max_tokens, {request.prompt_token_ids}
+                wave = []
+                room = request.sampling.max_tokens
+                prompts = {request.prompt_token_ids}
             wave.append(row)
         if wave:
             yield wave
@@ -144,7 +149,8 @@ class TransformersEngine:
         over = torch.zeros(len(wave), dtype=torch.bool, device=device)
 
         def finish(places: Tensor, length: int, reason: FinishReason) -> None:
-            ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
+            ids = written[places, :length].tolist()
+            values = logprobs[places, :length].tolist()
             done = [wave[place] for place in places.tolist()]
             for row, row_ids, row_values in zip(done, ids, values, strict=True):
                 row.completion = Completion(
@@ -176,7 +182,8 @@ class TransformersEngine:
                 ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
             running = ~over[rows]
             last = (limits[rows] == step + 1) | unwanted()
-            stopped, full = rows[ended & running], rows[~ended & running & last]
+            stopped = rows[ended & running]
+            full = rows[~ended & running & last]
             over[stopped], over[full] = True, True
             if len(stopped):
                 finish(stopped, step + 1, "stop")
@@ -188,7 +195,8 @@ class TransformersEngine:
                 break
             if count < _COMPACT_BELOW * len(rows):
                 keep = alive.nonzero().squeeze(-1)
-                rows, tokens = rows[keep], tokens[keep]
+                rows = rows[keep]
+                tokens = tokens[keep]
                 state.select_rows(keep)
             logits = self._next_logits(tokens, state)
 
@@ -219,7 +227,8 @@ class TransformersEngine:
         return logits[rows], _DecodeState(cache, groups, lengths[rows], attended[rows] if ragged else None)
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
-        mask, shared = state.advance(), state.groups.shared
+        mask = state.advance()
+        shared = state.groups.shared
         if shared:  # of four dimensions: it is taken as it is, none is made
             mask = tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask[:, None, None, :]
         with decoding(self.model, shared):

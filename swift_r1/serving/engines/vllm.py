@@ -46,7 +46,8 @@ class VllmEngine:
     """
 
     def __init__(self, llm: AsyncLLM, timeout: float) -> None:
-        self._llm, self._timeout = llm, timeout
+        self._llm = llm
+        self._timeout = timeout
         self._loads = self._adapters = self._version = 0
         self._adapter: _Adapter | None = None
         self._stuck = self._shaped = False
@@ -157,8 +158,10 @@ class VllmEngine:
     async def receive_weights(
         self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
     ) -> None:
-        names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
-        shapes, fields = [list(one.shape) for one in tensors], memory and memory.model_dump()
+        names = [one.name for one in tensors]
+        dtypes = [one.dtype for one in tensors]
+        shapes = [list(one.shape) for one in tensors]
+        fields = memory and memory.model_dump()
         await self._collectively("swift_receive", names, dtypes, shapes, first, fields)
 
     async def finish_receiving(self, version: int) -> None:
@@ -198,7 +201,8 @@ class VllmEngine:
             raise EngineDead(f"the engine failed in {what}: {str(error) or type(error).__name__}") from error
 
     def _use(self, adapter: _Adapter | None) -> None:
-        old, self._adapter = self._adapter, adapter
+        old = self._adapter
+        self._adapter = adapter
         if old is not None and not old.users:
             old.forget()
 
@@ -282,7 +286,8 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
-    pattern, tag = sampling.structured_outputs_regex, sampling.structural_tag
+    pattern = sampling.structured_outputs_regex
+    tag = sampling.structural_tag
     structure = StructuredOutputsParams(regex=pattern, structural_tag=tag) if pattern or tag else None
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,

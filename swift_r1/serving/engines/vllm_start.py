@@ -31,7 +31,8 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     """Loads the model into new engine processes, one copy after another; see `start_engine`."""
-    if missing := missing_for_vllm():
+    missing = missing_for_vllm()
+    if missing:
         raise UsageError(missing)
     from swift_r1.models.multimodal import is_multimodal
     from swift_r1.models.shape import transformers_config
@@ -117,19 +118,22 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: boo
 def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
     """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU. Raises UsageError where
     there are too few GPUs."""
-    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    copies = config.vllm_data_parallel_size
+    each = config.vllm_tensor_parallel_size
     if copies == 1:
         return [{}]
     if has_gpu:
         import torch
 
         visible = environ.get(_DEVICES)
-        name, separator = _DEVICES, ","
+        name = _DEVICES
+        separator = ","
         parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
         if len(parts) < (needed := copies * each):
             raise UsageError(f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here")
     else:
-        name, separator = _CPU_BINDING, "|"
+        name = _CPU_BINDING
+        separator = "|"
         parts = environ.get(_CPU_BINDING, "").split("|")
         if len(parts) != copies * each:
             return [{}] * copies  # the user's own binding

@@ -144,7 +144,8 @@ class _Update:
     """Loading one version into the model, with a check of what vLLM only logs: that every parameter gets a value."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner, self._model = runner, runner.get_model()
+        self._runner = runner
+        self._model = runner.get_model()
         self._wanted = _parameter_names(self._model)
         self._loaded: set[str] = set()
         repack_experts(self._model)
@@ -172,7 +173,8 @@ class _Update:
 
     def finish(self) -> None:
         """Raises RuntimeError if a parameter got no value."""
-        if missing := sorted(self._wanted - self._loaded):
+        missing = sorted(self._wanted - self._loaded)
+        if missing:
             raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
         repack_embeddings(self._model)
 

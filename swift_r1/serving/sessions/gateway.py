@@ -81,10 +81,12 @@ class Gateway:
                 that belongs to another call.
         """
         content = asked.content
-        if (known := state.retry_of(content, attempt.retried, attempt.key)) is not None:
+        known = state.retry_of(content, attempt.retried, attempt.key)
+        if known is not None:
             self._observe("retried")
             return AnswerStream(known, self._running.get(known), wording)
-        own, call = state.request.sampling, None
+        own = state.request.sampling
+        call = None
         try:
             self.store.check_memory()
             tokens, seconds = state.left()
@@ -150,8 +152,10 @@ class _Running:
         record: Callable[[], None],
         over: Callable[[BaseException | None], None],
     ) -> None:
-        self.source, self.pieces = source, list[Piece]()
-        self._record, self._over = record, over
+        self.source = source
+        self.pieces = list[Piece]()
+        self._record = record
+        self._over = over
         self.ended = self.started = False
         self.error: BaseException | None = None
         self.readers = 0
@@ -204,7 +208,8 @@ class _Running:
                 self._record()
             except Exception as defect:  # noqa: BLE001 - handed to the readers, who raise it
                 error = defect
-        self.ended, self.error = True, error
+        self.ended = True
+        self.error = error
         self._over(error)
         self._tell()
 
@@ -222,8 +227,11 @@ class AnswerStream:
     """
 
     def __init__(self, call: ModelCall, running: _Running | None, wording: ChatRenderer) -> None:
-        self.name, self.prompt_tokens = call.completion_id, call.prompt_tokens
-        self._call, self._running, self._wording = call, running, wording
+        self.name = call.completion_id
+        self.prompt_tokens = call.prompt_tokens
+        self._call = call
+        self._running = running
+        self._wording = wording
         if running is not None:
             running.readers += 1
 

@@ -52,7 +52,9 @@ def keys_of(messages: Iterable[Message], ids: dict[str, int]) -> list[bytes]:
 
 def _key(message: Message, ids: dict[str, int]) -> bytes:
     role = "system" if message["role"] == "developer" else message["role"]
-    text, reasoning, calls = text_of(message), "", []
+    text = text_of(message)
+    reasoning = ""
+    calls = []
     if role == "assistant":
         text, reasoning = _said(text, message.get("reasoning_content") or "")
         for call in message.get("tool_calls") or ():
@@ -124,7 +126,8 @@ def kind_of_new(
     if was[place] in written:
         if roles[place] != "assistant" or now[place] in was[place + 1 :]:
             return "compacted"
-        behind_was, behind_now = was[place + 1 :], now[place + 1 :]
+        behind_was = was[place + 1 :]
+        behind_now = now[place + 1 :]
         return "edited" if not behind_was or behind_now[:1] == behind_was[:1] else "compacted"
     later = [key for key in was[place:] if key in written]
     kept = next((key for key in now[place:] if key in later), None)

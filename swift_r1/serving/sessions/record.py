@@ -55,7 +55,8 @@ def _call(call: ModelCall, sequence: int) -> wire.RecordedCall:
 
 
 def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
-    first, last = chain[0], chain[-1]
+    first = chain[0]
+    last = chain[-1]
     assert last.finish_reason is not None
     prompt = first.tokens()[: first.prompt_tokens]
     tokens: list[int] = []

@@ -30,7 +30,9 @@ class SessionState:
     def __init__(
         self, name: str, request: wire.SessionRequest, key: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.name, self.request, self.key = name, request, key
+        self.name = name
+        self.request = request
+        self.key = key
         self.began = self.used = clock()
         self.lineage = Lineage()
         self.kinds: Counter[str] = Counter()
@@ -94,7 +96,8 @@ class SessionState:
         content = asked.content
         same = self._by_content.get(content, {})
         again = next(number for number in range(before, before + len(same) + 1) if number not in same)
-        place, seed = self.lineage.place(asked, wording), self.request.seed
+        place = self.lineage.place(asked, wording)
+        seed = self.request.seed
         call = ModelCall(
             number=self._numbers,
             kind=place.kind,
@@ -132,9 +135,12 @@ class SessionState:
         answer: Message | None,
     ) -> None:
         """The call's answer: for a chat the message as the client gets it."""
-        call.token_ids, call.logprobs = array("i", token_ids), array("d", logprobs)
-        call.versions, call.finish_reason = tuple(versions), finish_reason
-        call.text, call.answer = text, answer
+        call.token_ids = array("i", token_ids)
+        call.logprobs = array("d", logprobs)
+        call.versions = tuple(versions)
+        call.finish_reason = finish_reason
+        call.text = text
+        call.answer = answer
         self.used = self._clock()
         call.seconds = self.used - call.began
         asked = call.asked
@@ -144,10 +150,13 @@ class SessionState:
         call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
         tokens = len(call.added) + len(call.token_ids)
         grown = _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
-        if (parent := call.parent) is not None and parent.asked.messages:
+        parent = call.parent
+        if parent is not None and parent.asked.messages:
             # What it said is part of this call's messages.
             grown -= parent.held
-            parent.asked, parent.answer, parent.held = Asked(), None, 0
+            parent.asked = Asked()
+            parent.answer = None
+            parent.held = 0
         self.lineage.answered(call)
         self.kinds[call.kind] += 1
         self.tokens += len(token_ids)

@@ -33,8 +33,11 @@ class SessionStore:
         observe: Callable[[str], None] = lambda _what: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.most, self.most_bytes, self.timeout = most, most_bytes, timeout
-        self._observe, self._clock = observe, clock
+        self.most = most
+        self.most_bytes = most_bytes
+        self.timeout = timeout
+        self._observe = observe
+        self._clock = clock
         self._sessions: OrderedDict[str, SessionState] = OrderedDict()  # the one that was asked for last at the end
         self._expired: OrderedDict[str, None] = OrderedDict()
         self.bytes = 0  # of all records
@@ -49,7 +52,8 @@ class SessionStore:
         self._expire()
         name = request.id or f"session-{secrets.token_hex(12)}"
         body = request.model_copy(update={"id": None})
-        if (known := self._sessions.get(name)) is not None:
+        known = self._sessions.get(name)
+        if known is not None:
             if known.request != body:
                 raise HTTPError(409, f"session {name!r} was opened with another body")
             return self.get(name)

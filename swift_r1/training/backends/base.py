@@ -172,10 +172,12 @@ class Backend(ABC):
         if self.loss_scale is not None:
             scale, *counts = read(LOSS_SCALE).tolist()
             self._set_scale(scale, *map(int, counts))
-        if kinds := saved.moments_of(self.torch_optimizer):
+        kinds = saved.moments_of(self.torch_optimizer)
+        if kinds:
             self._find_moments()
         for bucket in saved.state_buckets(self.model, [MASTER]):
-            parameters, masters = [parameter for *_, parameter in bucket], []
+            parameters = [parameter for *_, parameter in bucket]
+            masters = []
             for _, name, parameter in bucket:
                 rows = self._own_rows(parameter)
                 masters.append(read(state_name(MASTER, name), rows))
@@ -223,7 +225,8 @@ class Movable:
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], zeros: Callable[[], Iterable[Tensor]] = tuple) -> None:
         # Asked each time: an optimizer has no moments before its first step.
-        self._tensors, self._zeros = tensors, zeros
+        self._tensors = tensors
+        self._zeros = zeros
         self._block: HostBlock | None = None
         self._away: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []  # with their bytes; None for zeros
 
@@ -266,7 +269,8 @@ def weights_of(module: nn.Module) -> Iterator[Tensor]:
     """Its parameters, under ZeRO-3 with this rank's parts of them, under FSDP2 these alone."""
     for parameter in module.parameters():
         yield part_of(parameter)
-        if (part := getattr(parameter, "ds_tensor", None)) is not None:
+        part = getattr(parameter, "ds_tensor", None)
+        if part is not None:
             yield part
 
 
@@ -287,7 +291,9 @@ class FrozenReference:
 
     def __init__(self, policy: Policy, backend: Backend, offload: bool = False) -> None:
         policy.eval().requires_grad_(False)
-        self.policy, self._backend, self._host = policy, backend, list[Tensor]()
+        self.policy = policy
+        self._backend = backend
+        self._host = list[Tensor]()
         if offload:
             self._host = [*policy.cpu().parameters(), *policy.buffers()]
         if self._host and backend.device.type == "cuda":
@@ -317,7 +323,8 @@ class FrozenReference:
             own = [targets[weight.name] for weight in bucket]
             with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), write=True):
                 for target, weight in zip(own, bucket, strict=True):
-                    base, value = target.base, weight.value().to(target.base.device)
+                    base = target.base
+                    value = weight.value().to(target.base.device)
                     base.copy_(torch.lerp(base.float(), value.float(), alpha))
 
     def weight_buckets(self) -> Iterator[WeightBucket]:

@@ -57,8 +57,11 @@ class DeepSpeedBackend(Backend):
         quantized: bool = False,
         wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
-        self.ranks, self.device = ranks, ranks.device
-        self._load, self._quantized, self._wrap = load, quantized, wrap
+        self.ranks = ranks
+        self.device = ranks.device
+        self._load = load
+        self._quantized = quantized
+        self._wrap = wrap
         self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
         if self.stage == 0:
             logger.warning(
@@ -83,12 +86,14 @@ class DeepSpeedBackend(Backend):
             )
         module = self.load_module()
         ranks.barrier()
-        self.module, self.model = module.train(), module.model
+        self.module = module.train()
+        self.model = module.model
         trained = parameter_groups(self.model.named_parameters(), optimizer)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=build_optimizer(trained, optimizer), config=self.resolved
         )
-        self.forward, self.torch_optimizer = self.engine, self.optimizer.optimizer
+        self.forward = self.engine
+        self.torch_optimizer = self.optimizer.optimizer
         # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
         names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
         self.masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
@@ -96,7 +101,8 @@ class DeepSpeedBackend(Backend):
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
         self._float16 = dtype == torch.float16
-        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
+        self.weights = Movable(lambda: weights_of(self.module))
+        self.states = Movable(self._states)
 
     def _states(self) -> Iterator[Tensor]:
         yield from self.masters
@@ -142,7 +148,9 @@ class DeepSpeedBackend(Backend):
 
     def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None:
         scaler = self.optimizer.loss_scaler
-        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, steps, last_overflow
+        scaler.cur_scale = scale
+        scaler.cur_iter = steps
+        scaler.last_overflow_iter = last_overflow
 
     def _find_moments(self) -> None:
         """Tells each parameter where its part of the flat moments is.

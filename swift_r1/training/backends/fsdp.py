@@ -46,12 +46,16 @@ class FsdpBackend(LocalBackend):
         ranks: Ranks,
         wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
-        self.ranks, self.device, self.sharding = ranks, ranks.device, config
-        self._load, self._wrap = load, wrap
+        self.ranks = ranks
+        self.device = ranks.device
+        self.sharding = config
+        self._load = load
+        self._wrap = wrap
         self._mesh = init_device_mesh(self.device.type, (ranks.world_size,))
         module = self._sharded_module()
         self._begin(module, optimizer)
-        self.device, self.forward = ranks.device, _gathering(module)
+        self.device = ranks.device
+        self.forward = _gathering(module)
 
     def _sharded_module(
         self, load: Callable[[], PreTrainedModel] | None = None, trained: bool = True, offload: bool = False

@@ -53,7 +53,9 @@ class LocalBackend(Backend):
         """The optimizer of a module that is where, and how, it trains."""
         self.module = self.forward = module
         model = module.model
-        self.model, self.config, self.device = model, config, model.device
+        self.model = model
+        self.config = config
+        self.device = model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
         trained = [parameter for _, parameter in trained_parameters(model)]
         self._copies = self.partitioned or any(parameter.dtype != torch.float32 for parameter in trained)
@@ -71,7 +73,8 @@ class LocalBackend(Backend):
         groups = parameter_groups(((name, self._master_of[one]) for name, one in trained_parameters(model)), config)
         self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self._skips_by_itself = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
-        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states, self._gradients)
+        self.weights = Movable(lambda: weights_of(self.module))
+        self.states = Movable(self._states, self._gradients)
 
     def _states(self) -> Iterator[Tensor]:
         yield from self.masters if self._copies else ()

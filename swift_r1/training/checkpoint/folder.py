@@ -108,7 +108,8 @@ def fault_of(checkpoint: Path) -> str | None:
 def newest_whole(run_dir: Path) -> Path | None:
     """The newest checkpoint that is whole, by its hashes; newer ones are warned about."""
     for path in reversed(list_checkpoints(run_dir)):
-        if (fault := fault_of(path)) is None:
+        fault = fault_of(path)
+        if fault is None:
             return path
         logger.warning("%s is skipped: %s", path, fault)
     return None
@@ -128,7 +129,8 @@ def link_checkpoints(run_dir: Path, best_step: int | None) -> None:
     goes."""
     found = {_step_of(path): path.name for path in list_checkpoints(run_dir)}
     for name, step in (("last", max(found, default=-1)), ("best", best_step)):
-        link, new = run_dir / name, run_dir / f".{name}"
+        link = run_dir / name
+        new = run_dir / f".{name}"
         try:
             if step in found:
                 new.unlink(missing_ok=True)

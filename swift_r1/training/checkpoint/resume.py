@@ -72,12 +72,15 @@ class RunSummary:
 
     def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
-        value, best = _mean(metrics, name), self.best_metric
+        value = _mean(metrics, name)
+        best = self.best_metric
         self.saves_since_best += 1
         if value is None or math.isnan(value):
             return
         if best is None or (value > best if greater_is_better else value < best):
-            self.best_step, self.best_metric, self.saves_since_best = self.steps, value, 0
+            self.best_step = self.steps
+            self.best_metric = value
+            self.saves_since_best = 0
 
 
 def _mean(metrics: Mapping[str, float], name: str) -> float | None:
@@ -180,7 +183,9 @@ class Checkpoints:
 
         Raises as `Saver.save`.
         """
-        run, round_, summary = None, progress.open_round, progress.summary
+        run = None
+        round_ = progress.open_round
+        summary = progress.summary
         if self.monitor is not None:
             assert position is not None
             run = RunState(
@@ -211,7 +216,8 @@ class Checkpoints:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not
         in the result: `Trainer.resume` computes it from `saved_round`. Raises UsageError: the state is not of this
         model."""
-        state, folder = RunState.read(checkpoint), checkpoint / STATE
+        state = RunState.read(checkpoint)
+        folder = checkpoint / STATE
         try:
             self.saver.backend.load_training_state(SavedTensors(folder, OPTIMIZER))
             if self.critic is not None:
@@ -229,8 +235,10 @@ class Checkpoints:
         # Between rounds, and to be evaluated, the weights are published again under their old version.
         again = state.round is None or state.evaluates
         self.rollouts.resume(state.weight_version - again)
-        rank, seed = self.saver.ranks.rank, int(state.fingerprint.args["seed"])
-        if rng := rng_of(checkpoint, rank):
+        rank = self.saver.ranks.rank
+        seed = int(state.fingerprint.args["seed"])
+        rng = rng_of(checkpoint, rank)
+        if rng:
             restore_rng(rng)
         else:
             seed_everything(completion_seed(seed, "rank", rank, state.step))
@@ -260,7 +268,8 @@ def saved_round(
     known = [name for name in _BEFORE_TRAINING if name in saved]
 
     def filled(micro: MicroBatch) -> MicroBatch:
-        places, found = batch.written(micro.samples), dict[str, Any]()
+        places = batch.written(micro.samples)
+        found = dict[str, Any]()
         for name in known:
             values = saved[name][places].to(micro.mask.device)
             values = values if name in _WIDE else values.squeeze(1)

@@ -36,8 +36,12 @@ logger = logging.getLogger("swift_r1.training")
 T = TypeVar("T")
 
 FAILURES = 3  # saves that may fail one after another before the run ends
-OPTIMIZER, REFERENCE, CRITIC_OPTIMIZER = "optimizer", "reference", "critic"  # kinds of tensors in `state/`
-_ROUND, _RNG = "round", "rng"
+# kinds of tensors in `state/`
+OPTIMIZER = "optimizer"
+REFERENCE = "reference"
+CRITIC_OPTIMIZER = "critic"
+_ROUND = "round"
+_RNG = "rng"
 CRITIC = "critic"  # folder of the critic in a checkpoint, for `--critic_model`
 
 
@@ -76,7 +80,8 @@ class Saver:
 
     def lack_of_room(self, count: int, optim: str) -> str | None:
         """Says that so many checkpoints do not fit on the disk; None where they do."""
-        size, free = count * self.bytes_of_each(optim), shutil.disk_usage(self.run_dir).free
+        size = count * self.bytes_of_each(optim)
+        free = shutil.disk_usage(self.run_dir).free
         if size <= free:
             return None
         return (
@@ -87,7 +92,8 @@ class Saver:
 
     def bytes_of_each(self, optim: str) -> int:
         """Returns about what a checkpoint takes: weights or adapters, and with state what the optimizer keeps."""
-        size, moments = 0, {"sgd": 0} | dict.fromkeys(EIGHT_BIT, 2)
+        size = 0
+        moments = {"sgd": 0} | dict.fromkeys(EIGHT_BIT, 2)
         backends = [self.backend] if self.critic is None else [self.backend, self.critic]
         for one in backends:
             for parameter in one.model.parameters():

@@ -70,7 +70,8 @@ def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tenso
 
     Raises OSError: the disk refuses; ValueError: another tensor came than was promised.
     """
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     with path.open("wb", buffering=0) as file:
 
         def write(data: memoryview) -> None:
@@ -152,7 +153,9 @@ class ModelShards:
     def __init__(
         self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks, dtype: torch.dtype | None = None
     ) -> None:
-        self._model, self._ranks, self.dtype = model, ranks, dtype
+        self._model = model
+        self._ranks = ranks
+        self.dtype = dtype
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
         units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
         units += _copied(kept_on_disk(model, str(model.name_or_path)))
@@ -183,7 +186,8 @@ class ModelShards:
             for owner, unit in enumerate(units):
                 for bucket in backend.weight_buckets(unit.weights, to=owner) if unit and unit.weights else ():
                     gathered |= bucket
-            if (own := units[self._ranks.rank]) is not None:
+            own = units[self._ranks.rank]
+            if own is not None:
                 for name, file in own.source.items():
                     with safe_open(file, "pt") as stored:
                         gathered[name] = stored.get_tensor(name)

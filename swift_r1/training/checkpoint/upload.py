@@ -44,9 +44,11 @@ class Uploader:
     """Of a run, on rank 0. One checkpoint at a time; while one is sent, later ones are left out, but for the last."""
 
     def __init__(self, flags: HubFlags, progress: Callable[[str], None] = lambda _doing: None) -> None:
-        self.flags, self.progress = flags, progress
+        self.flags = flags
+        self.progress = progress
         self._process: subprocess.Popen[str] | None = None
-        self._folder, self._deadline = Path(), 0.0
+        self._folder = Path()
+        self._deadline = 0.0
 
     def saved(self, folder: Path, last: bool) -> None:
         """A checkpoint is whole. Returns at once, except for the last of the run."""
@@ -55,7 +57,8 @@ class Uploader:
             return
         self._conclude()
         order = asdict(self.flags) | {"folder": str(folder)}
-        self._folder, self._deadline = folder, time.monotonic() + self.flags.timeout
+        self._folder = folder
+        self._deadline = time.monotonic() + self.flags.timeout
         logger.info("sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout)
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(order)],
@@ -70,7 +73,8 @@ class Uploader:
 
     def _conclude(self) -> None:
         """Waits for the upload that is under way, to its deadline, and says what became of it."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         said = None
@@ -100,7 +104,8 @@ class Uploader:
 def send(order: dict[str, str], token: str | None) -> str:
     """The model to the repository's root, and for resuming the whole checkpoint too, in a folder of its own; returns
     the address. Raises what the hub's library raises."""
-    folder, repo = order["folder"], order["repo"]
+    folder = order["folder"]
+    repo = order["repo"]
     parts: list[tuple[str, list[str]]] = [("", _RESUMING)]
     if order["strategy"] in ("checkpoint", "all_checkpoints"):
         parts.append(("last-checkpoint" if order["strategy"] == "checkpoint" else Path(folder).name, []))
@@ -139,7 +144,9 @@ def send(order: dict[str, str], token: str | None) -> str:
 def main(argv: Sequence[str]) -> int:
     end_with_parent(signal.SIGTERM)
     token = os.environ.get(TOKEN_VARIABLE)
-    output, sys.stdout = sys.stdout, sys.stderr  # libraries print too
+    # libraries print too
+    output = sys.stdout
+    sys.stdout = sys.stderr
     try:
         print(send(json.loads(argv[0]), token), file=output)
     except Exception as error:  # noqa: BLE001  whatever the libraries raise is the answer

@@ -114,7 +114,8 @@ class Evaluator:
 
     def _scored(self, one: EvalSet, step: int, unwanted: Callable[[], bool]) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""
-        sampler, args = self.sampler, self.sampler.args
+        sampler = self.sampler
+        args = self.sampler.args
 
         def look() -> None:
             if sampler.ranks.max(float(unwanted())):
@@ -163,7 +164,9 @@ def _metrics(scored: Sequence[ScoredCompletion]) -> Metrics:
 
 def _graded(item: ScoredCompletion, reward: str) -> Graded:
     """An invalid reward is none: it is not right."""
-    conversation, value, rule = item.conversation, item.rewards[reward], RULES.get(reward)
+    conversation = item.conversation
+    value = item.rewards[reward]
+    rule = RULES.get(reward)
     return Graded(
         prompt_id=conversation.prompt.prompt_id,
         reward=None if value is None or math.isnan(value) else value,
@@ -189,10 +192,12 @@ def load_eval_prompts(
 ) -> list[list[Prompt]]:
     """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
     Raises UsageError for data or a row that cannot be used."""
-    found, use = [], args.data_flags.tool_use
+    found = []
+    use = args.data_flags.tool_use
     for task in _tasks(args):
         questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf, use)
-        if shared := shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED)):
+        shared = shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED))
+        if shared:
             _logger.warning(
                 "%d of the %d questions of %s are in the training rows too", shared, len(questions.rows), task.name
             )

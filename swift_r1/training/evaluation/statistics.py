@@ -196,7 +196,8 @@ def paired_difference(pairs: Sequence[Sequence[tuple[float, float]]], seed: int)
     parts = np.concatenate([gain / (len(gain) * len(gains)) for gain in gains])
     p_value = _swapped(parts[parts != 0], rng)
     if p_value > 0.05:
-        low, high = min(low, 0.0), max(high, 0.0)
+        low = min(low, 0.0)
+        high = max(high, 0.0)
     return Difference(float(parts.sum()), low, high, p_value, len(parts))
 
 

@@ -126,7 +126,8 @@ class Sandbox:
                 mine.sendall(json.dumps(asdict(run)).encode())
                 mine.shutdown(socket.SHUT_WR)
                 with mine.makefile("rb") as reader:
-                    if (line := reader.readline()).endswith(b"\n"):
+                    line = reader.readline()
+                    if line.endswith(b"\n"):
                         told = json.loads(line)
                         output = reader.read(within.OUTPUT_BYTES)
             except OSError as error:

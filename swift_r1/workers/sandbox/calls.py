@@ -40,7 +40,10 @@ _CLOCKS = dict(
     alarm=37, setitimer=38, getitimer=36, timer_create=222, timer_settime=223, timer_gettime=224,
     timer_getoverrun=225, timer_delete=226, timerfd_create=283, timerfd_settime=286, timerfd_gettime=287,
 )  # fmt: skip
-_CLONE, _IOCTL, _PRCTL, _SOCKETPAIR = 56, 16, 157, 53
+_CLONE = 56
+_IOCTL = 16
+_PRCTL = 157
+_SOCKETPAIR = 53
 _CLONE_THREAD = 0x00010000
 # What may be asked of them. ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; prctl: PR_SET_NAME,
 # PR_GET_NAME; socketpair: AF_UNIX. Each: number, position of the argument, values.
@@ -50,8 +53,14 @@ _LIMITED = (
     (_SOCKETPAIR, 0, (1,)),
 )
 
-_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # of <linux/bpf_common.h>
-_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS
+# of <linux/bpf_common.h>
+_LOAD = 0x20
+_EQUAL = 0x15
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_KILL = 0x80000000
+_REFUSE = 0x00050000 | errno.ENOSYS
 _Instruction = tuple[int, int, int, int]  # code, instructions to leave out if true, if false, operand
 
 

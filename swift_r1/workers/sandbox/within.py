@@ -38,11 +38,19 @@ from swift_r1.workers.sandbox import kernel
 from swift_r1.workers.sandbox.calls import call_filter
 
 NOBODY = 65534
-UNSHARED, READY, FAILED = b"u", b"r", b"f"  # said to the outside
-NOBODY_MAPPED, ONLY_SELF_MAPPED = b"n", b"s"  # its answer to UNSHARED
+# said to the outside
+UNSHARED = b"u"
+READY = b"r"
+FAILED = b"f"
+# its answer to UNSHARED
+NOBODY_MAPPED = b"n"
+ONLY_SELF_MAPPED = b"s"
 OUTPUT_BYTES = 8 << 20  # of what a program prints or returns, and of each of its files
 _TMP = "size=64m,nr_inodes=1000,mode=1777"
-_THREADS, _OPEN_FILES, _SIGNALS = 32, 64, 64  # signals that wait, and timers: counted with those of the trainer's user
+# signals that wait, and timers: counted with those of the trainer's user
+_THREADS = 32
+_OPEN_FILES = 64
+_SIGNALS = 64
 _KEEPERS = 2  # one may get ready while the other has a run
 _NOTHING_TO_RUN = 3  # exit code of a keeper
 _NOT_LOADED = ("_test", "_ctypes_test", "xx", "_xx", "_tkinter", "_curses", "readline")
@@ -75,7 +83,8 @@ def main(control: socket.socket) -> None:
         kernel.unshare(kernel.NEW_USERS | kernel.NEW_PIDS)
         control.sendall(UNSHARED)
         user = NOBODY if control.recv(1) == NOBODY_MAPPED else None
-        if child := os.fork():
+        child = os.fork()
+        if child:
             control.close()
             os.waitpid(child, 0)
             os._exit(0)
@@ -91,7 +100,8 @@ def main(control: socket.socket) -> None:
     keepers: set[int] = set()
     while True:
         while len(keepers) < _KEEPERS:
-            if (keeper := os.fork()) == 0:
+            keeper = os.fork()
+            if keeper == 0:
                 _keep(control, ready)
             keepers.add(keeper)
         ended, status = os.wait()
@@ -150,10 +160,12 @@ def _keep(control: socket.socket, ready: _Ready) -> NoReturn:
         if fault:
             raise OSError(fault)
         given, found = _streams(run.pop("stdin"))
-        if (child := os.fork()) == 0:
+        child = os.fork()
+        if child == 0:
             _confine(ready, int(run["memory"]), math.ceil(run["cpu_seconds"]))
             _become(run, given, found, ready.prelude)
-        status, output = _status(child, line, run["seconds"]), os.pread(found, OUTPUT_BYTES, 0)
+        status = _status(child, line, run["seconds"])
+        output = os.pread(found, OUTPUT_BYTES, 0)
         line.sendall(json.dumps({"status": status, "size": len(output)}).encode() + b"\n" + output)
     except BaseException as error:  # noqa: BLE001  also of the child, while it is no program yet
         with contextlib.suppress(OSError):  # nobody listens

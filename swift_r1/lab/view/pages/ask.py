@@ -99,10 +99,12 @@ class _Form:
 
 async def _prompt_of(page: Page) -> str:
     """The text of the prompt that the address names, as the model saw it."""
-    if prompt_id := page.text("prompt"):
+    prompt_id = page.text("prompt")
+    if prompt_id:
         for of in ("", "eval"):
             table = await table_of(page, of)
-            if rows := await asyncio.to_thread(table.of_prompt, prompt_id, 1):
+            rows = await asyncio.to_thread(table.of_prompt, prompt_id, 1)
+            if rows:
                 return str(rows[0].get("prompt"))
     return ""
 

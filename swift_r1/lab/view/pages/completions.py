@@ -31,7 +31,9 @@ class _Completions:
     """The controls, and the table that follows them and the address."""
 
     def __init__(self, page: Page, table: CompletionTable) -> None:
-        self.page, self.table, self.latest = page, table, Latest()
+        self.page = page
+        self.table = table
+        self.latest = Latest()
         of_choice(page)
         with ui.element("form").classes("view-row").on("submit.prevent", js_handler="() => {}"):
             self._text("q", "search in prompts and completions").props("data-search")

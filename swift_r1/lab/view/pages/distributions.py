@@ -30,7 +30,8 @@ _SHARE = 10  # charts of a run that grows are made again after so many times wha
 async def distributions(page: Page) -> None:
     table = await table_of(page)
     of_choice(page)
-    steps, state = await asyncio.to_thread(table.steps), table.state
+    steps = await asyncio.to_thread(table.steps)
+    state = table.state
     if not steps:
         ui.label("no completions yet").classes("said")
         page.follow(partial(_begun, table))
@@ -40,7 +41,8 @@ async def distributions(page: Page) -> None:
     began = time.monotonic()
     shown = {}
     for title, make in _charts(page, table).items():
-        if options := await asyncio.to_thread(make):
+        options = await asyncio.to_thread(make)
+        if options:
             shown[title] = chart(options, title, height=280 if "heat" in title else 240)
     after = time.monotonic()
     pause = _SHARE * (after - began)

@@ -19,13 +19,16 @@ from swift_r1.record.token_reader import TokenRecord
 
 @view_page("/group", "Group")
 async def group(page: Page) -> None:
-    table, of = await table_of(page), page.text("of") or None
+    table = await table_of(page)
+    of = page.text("of") or None
     steps = await asyncio.to_thread(table.steps)
     if not steps:
         raise UsageError(f"{page.run.name} has no completions yet")
-    step, number = page.whole("step", steps[-1]), page.whole("group", 0)
+    step = page.whole("step", steps[-1])
+    number = page.whole("group", 0)
     rows = await asyncio.to_thread(table.group, step, number)
-    if request := page.text("request"):  # evaluations of several data sets number their groups alike
+    request = page.text("request")
+    if request:  # evaluations of several data sets number their groups alike
         rows = [row for row in rows if row.get("request_id") == request]
     _steps(page, steps, step, number)
     if not rows:
@@ -71,7 +74,8 @@ def _steps(page: Page, steps: list[int], step: int, number: int) -> None:
 
 def invalid_rewards(run: Path, step: int, prompt_id: str) -> list[dict[str, Any]]:
     """The rows of invalid_rewards.jsonl of a prompt in a step."""
-    file, found = GrowingFile(run / "invalid_rewards.jsonl"), []
+    file = GrowingFile(run / "invalid_rewards.jsonl")
+    found = []
     while lines := file.read():
         found += [row for row in json_rows(lines)[0] if (row.get("step"), row.get("prompt_id")) == (step, prompt_id)]
     return found

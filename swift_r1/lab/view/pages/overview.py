@@ -113,7 +113,8 @@ class _Overview:
         return found
 
     def _groups(self) -> list[RunGroup]:
-        runs, found = self.page.chosen, []
+        runs = self.page.chosen
+        found = []
         for places in self._seeds().values():
             more = f" and {len(places) - 1} other seeds" if len(places) > 1 else ""
             found.append(RunGroup(runs[places[0]].name + more, [self.logs[place] for place in places]))
@@ -121,7 +122,8 @@ class _Overview:
 
     def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
         """What happened to the first run; of several it would not be clear whose it is."""
-        hours, per_hour = self.logs[0].hours(), shown.per_hour
+        hours = self.logs[0].hours()
+        per_hour = shown.per_hour
         marks = self.timelines[0].marks if len(self.logs) == 1 else []
         return ticks(
             [mark for mark in marks if mark.kind != "evaluated"],  # those have a chart
@@ -144,7 +146,8 @@ class _Overview:
 
     def _options(self) -> dict[str, dict[str, Any]]:
         """ECharts' options by the chart's title."""
-        page, per_hour = self.page, 0.0
+        page = self.page
+        per_hour = 0.0
         if page.text("x") == "time":
             per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
         shown = CurveControls(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
@@ -212,7 +215,8 @@ def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
 def _facts(run: RunFolder, shown: bool) -> str:
     """What a run is, and below it its command; as HTML."""
     found = facts(run) | {"folder": str(run.path)}
-    if plan := run.plan:
+    plan = run.plan
+    if plan:
         a_round = ("prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
         parts = [
             f"{plan[name]:,} {name[:-10].replace('_', ' ')}" for name in a_round if isinstance(plan.get(name), int)

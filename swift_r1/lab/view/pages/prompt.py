@@ -36,7 +36,8 @@ async def _list(page: Page) -> None:
     field = ui.input("search in prompts", value=search).props("dense outlined clearable debounce=250 data-search")
     found = ui.column().classes("view-scroll")
     tables = {"evaluated": (await table_of(page, "eval"), "eval"), "trained": (await table_of(page, ""), None)}
-    record, latest = opened(TokenRecord, page.run.path), Latest()
+    record = opened(TokenRecord, page.run.path)
+    latest = Latest()
 
     def read() -> dict[str, str]:
         probes = {str(one.prompt_id) for step in record.probe_steps()[-1:] for one in record.probes_at(step)}
@@ -89,7 +90,8 @@ def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: s
 async def _over_time(page: Page, prompt_id: str) -> None:
     rows: list[dict[str, Any]] = []
     for of in ("eval",) if page.text("of") == "eval" else ("", "eval"):
-        if rows := await asyncio.to_thread((await table_of(page, of)).of_prompt, prompt_id):
+        rows = await asyncio.to_thread((await table_of(page, of)).of_prompt, prompt_id)
+        if rows:
             break
     if not rows:
         raise UsageError(f"{page.run.name} has no completions of {prompt_id!r}")
@@ -110,10 +112,13 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     if len(steps) < len(by_step):
         everything = page.link("/prompt", prompt=prompt_id, of=of or None, all=1)
         ui.link(f"{len(steps)} of {len(by_step)} steps are shown; show all", everything)
-    columns, latest, record = rich(""), Latest(), opened(TokenRecord, page.run.path)
+    columns = rich("")
+    latest = Latest()
+    record = opened(TokenRecord, page.run.path)
 
     async def show() -> None:
-        groups, number = [(step, by_step[step]) for step in steps], page.whole("number", 0)
+        groups = [(step, by_step[step]) for step in steps]
+        number = page.whole("number", 0)
         html = await latest(side_by_side, groups, number, page, of, record)
         if html is not None:
             columns.set_content(f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>')
@@ -160,7 +165,8 @@ def side_by_side(
     groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number: int, page: Page, of: str, record: TokenRecord
 ) -> str:
     """A column for each step: completion `number` of its group, and its difference from the column before."""
-    parts, before = [], None
+    parts = []
+    before = None
     for step, rows in groups:
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]

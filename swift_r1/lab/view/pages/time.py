@@ -76,7 +76,8 @@ class _TimePage:
     """What it shows of one run; times are seconds since the run's first sign."""
 
     def __init__(self, page: Page) -> None:
-        self.page, self.timeline = page, opened(Timeline, page.run.path)
+        self.page = page
+        self.timeline = opened(Timeline, page.run.path)
         self.window = charts.zoom_of(page)
         self.seen: object = None
         self.chart: ui.echart | None = None

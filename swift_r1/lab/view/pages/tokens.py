@@ -100,7 +100,9 @@ class _Tokens:
     """One recorded completion with its colours, legend, and the alternatives of a token."""
 
     def __init__(self, page: Page, record: TokenRecord, row: RecordedCompletion, steps: Sequence[int]) -> None:
-        self.page, self.record, self.ids = page, record, list(row.token_ids or [])
+        self.page = page
+        self.record = record
+        self.ids = list(row.token_ids or [])
         self.row = vars(row) | dict.fromkeys(odd := _odd(row, len(self.ids)))
         if odd:
             said = f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out"
