@@ -98,6 +98,10 @@ def client(server_url: str) -> Iterator[RolloutClient]:
 
 @pytest.fixture
 def tool_tokenizer(tiny_model: Path) -> Any:
+    # In this thread: while a server's thread imports it, which takes longest on a busy machine, its clients give up.
+    import vllm.entrypoints.openai.chat_completion.protocol
+    import vllm.tool_parsers  # noqa: F401
+
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = templates.HERMES
     return tokenizer

@@ -64,10 +64,8 @@ class ScriptedEngine:
 
 
 @pytest.fixture
-def tokenizer(tiny_model: Path) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = templates.HERMES
-    return tokenizer
+def tokenizer(tool_tokenizer: Any) -> Any:
+    return tool_tokenizer
 
 
 @pytest.fixture
