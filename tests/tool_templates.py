@@ -64,3 +64,38 @@ WITHIN_THE_TURN = (
     "{%- endfor -%}"
     "{%- if tools and add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
+# Qwen3's: thoughts are left out of the turns before the last question, and rebuilt in those behind it.
+THINKING = (
+    "{%- if tools -%}{{- '<|im_start|>system\\n<tools>' -}}"
+    "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}"
+    '{{- \'\\n</tools>\\n<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call><|im_end|>\\n\' -}}{%- endif -%}'
+    "{%- set ns = namespace(asked=-1) -%}"
+    "{%- for message in messages -%}{%- if message.role == 'user' -%}{%- set ns.asked = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'assistant' -%}"
+    "{%- set thought = message.content.split('</think>')[0].split('<think>')[-1] if '</think>' in message.content -%}"
+    "{{- '<|im_start|>assistant\\n' -}}"
+    "{%- if loop.index0 > ns.asked -%}{{- '<think>\\n' + (thought or '') | trim + '\\n</think>\\n\\n' -}}{%- endif -%}"
+    "{{- message.content.split('</think>')[-1] | trim -}}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' -}}"
+    "{%- endfor -%}"
+    "{{- '<|im_end|>\\n' -}}"
+    "{%- elif message.role == 'tool' -%}"
+    "{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' -}}"
+    "{%- else -%}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}"
+    "{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+    "{%- endif -%}"
+)
+# SmolVLM's and LLaVA's: a text that is no part of a list is left out.
+PARTS = (
+    "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' -}}"
+    "{%- for part in message.content | selectattr('type', 'equalto', 'text') -%}{{- part.text -}}{%- endfor -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)

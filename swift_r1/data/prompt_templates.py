@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, a_kind
 
 _R1_INSTRUCTION = (
     "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
@@ -59,18 +60,24 @@ _CUT = "swift-r1-cut-9d27e4"  # in rendered text: tokens end here
 _MARKER = "swift-r1-text-c41f0a"  # a message's text where only what the template puts after it is wanted
 _THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
 _OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
+_SAID = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # transformers' tags around what the model says
+_RENDERED = frozenset(("messages", "tools", "add_generation_prompt"))
+_GIVEN = _RENDERED | {"documents", "continue_final_message", "raise_exception", "strftime_now"}  # to each template
 
 
-def with_own_words(template: str, system: str | None, response_prefix: str) -> str:
-    """A chat template that itself adds what `--system` and `--response_prefix` added to it.
+def with_own_words(template: str, system: str | None, response_prefix: str, arguments: Mapping[str, Any]) -> str:
+    """A chat template that itself adds what `--system` and `--response_prefix` added to it, and takes `arguments` where
+    it is given none.
 
     A conversation's own system message comes before `system`; the prefix opens the model's turn.
     """
     # JSON strings are Jinja strings too. No dashes: they would strip a newline that the template ends with.
     before = after = ""
+    for name, value in arguments.items():  # the literals of Python are Jinja's
+        before += "{% if " + name + " is not defined %}{% set " + name + " = " + repr(value) + " %}{% endif %}"
     if system:
         message = "{'role': 'system', 'content': " + json.dumps(system, ensure_ascii=False) + "}"
-        before = "{% if messages[0]['role'] != 'system' %}{% set messages = [" + message + "] + messages %}{% endif %}"
+        before += "{% if messages[0]['role'] != 'system' %}{% set messages = [" + message + "] + messages %}{% endif %}"
     if response_prefix:
         after = "{% if add_generation_prompt %}{{ " + json.dumps(response_prefix, ensure_ascii=False) + " }}{% endif %}"
     # Jinja drops one newline at the end of a template; here it would be in the middle.
@@ -94,6 +101,41 @@ def system_message(value: str | None) -> str | None:
         raise UsageError(f"--system {value}: not UTF-8 at byte {error.start}") from error
 
 
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError where template arguments have a name that no template can read, or one of what is rendered."""
+    for name in arguments:
+        if not name.isidentifier() or name in _RENDERED:
+            raise ValueError(f"has {name!r}, which is no argument of a chat template")
+
+
+def template_arguments(enable_thinking: bool | None, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `--enable_thinking` and `--chat_template_kwargs` say together."""
+    return {**others} if enable_thinking is None else {**others, "enable_thinking": enable_thinking}
+
+
+def check_read(arguments: Iterable[str], templates: Iterable[str]) -> None:
+    """Raises UsageError where the templates read one of the arguments nowhere."""
+    wanted = set(arguments)
+    if not wanted:
+        return
+    read = frozenset[str]().union(*map(_variables, templates))
+    unread = sorted(wanted - read)
+    if unread:
+        known = sorted(name for name in read - _GIVEN if not name.endswith("_token"))
+        raise UsageError(
+            f"the chat template does not read {', '.join(unread)}, so it would have no effect: leave it out (the "
+            f"template reads {', '.join(known) or 'no arguments'})"
+        )
+
+
+@lru_cache(maxsize=16)
+def _variables(template: str) -> frozenset[str]:
+    """What a template reads of what it is given."""
+    from jinja2.meta import find_undeclared_variables
+
+    return frozenset(find_undeclared_variables(_parsed(template)))
+
+
 def newlines(value: str) -> str:
     r"""A value of the command line with its `\n` as newlines, as in ms-swift."""
     return value.replace("\\n", "\n")
@@ -111,13 +153,19 @@ def prompt_template(value: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompt_template {value}: cannot be read: {error}") from error
     from jinja2 import TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     try:
-        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        _parsed(text)
     except TemplateSyntaxError as error:
         raise UsageError(f"--prompt_template {value}:{error.lineno}: {error.message}") from error
     return text
+
+
+def _parsed(template: str) -> Any:
+    """The syntax tree of a template."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_SAID.sub("", template))
 
 
 Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
@@ -129,7 +177,8 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generati
     is for `token_ids` and `plain`: what tools answered is cut there where it spells a token that has a meaning."""
     import jinja2  # `from` looks for a module of that name each time
 
-    told = [_for_template(message, tokenizer) for message in messages]
+    in_parts = _wants_parts(tokenizer, str(given.get("chat_template") or tool_template(tokenizer)))
+    told = [_for_template(message, tokenizer, in_parts) for message in messages]
     try:
         return str(
             tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=add_generation_prompt, **given)
@@ -152,9 +201,45 @@ def plain(text: str) -> str:
     return text.replace(_CUT, "")
 
 
-def _for_template(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts of text. Raises ValueError where it has others."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else []
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        others = sorted({str(part.get("type")) for part in parts} - {"text"})
+        if others:
+            raise ValueError(f"has parts of {', '.join(others)}, and only text is read here")
+        if all(isinstance(part.get("text"), str) for part in parts):
+            return "".join(part["text"] for part in parts)
+    raise ValueError(f"is {a_kind(content)}, not text")
+
+
+@lru_cache(maxsize=16)
+def _wants_parts(tokenizer: Any, template: str) -> bool:
+    """Whether a template renders contents only as lists of parts, as those of some multimodal models do."""
+    from jinja2 import TemplateError
+
+    def renders(texts: Sequence[str], in_parts: bool) -> bool:
+        said = [{"type": "text", "text": text} for text in texts]
+        contents: Sequence[Any] = [[one] for one in said] if in_parts else texts
+        messages = [{"role": role, "content": one} for role, one in zip(("user", "assistant"), contents, strict=False)]
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template)
+        except (TemplateError, TypeError):
+            return False
+        return all(one in text for one in texts)
+
+    asked = f"{_MARKER}1"
+    answered = f"{_MARKER}2"
+    if not template or renders([asked, answered], False):
+        return False
+    return renders([asked, answered], True) or (not renders([asked], False) and renders([asked], True))
+
+
+def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) -> dict[str, Any]:
     """A message as chat templates want it: the arguments of a tool call as an object, where they are the JSON of one,
-    and content that is text."""
+    and content that is text, or the one part of a list."""
     own = dict(message)
     calls = own.get("tool_calls")
     if calls:
@@ -162,6 +247,8 @@ def _for_template(message: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
         own["content"] = own.get("content") or ""
     if own.get("role") == "tool" and isinstance(own["content"], str):
         own["content"] = _markup(tokenizer).sub(rf"\1{_CUT}", own["content"])
+    if in_parts and isinstance(own["content"], str):
+        own["content"] = [{"type": "text", "text": own["content"]}]
     return own
 
 
@@ -185,6 +272,12 @@ def _markup(tokenizer: Any) -> re.Pattern[str]:
     names |= {str(one) for one in tokenizer.all_special_tokens}
     wanted = "|".join(re.escape(one) for one in sorted(names) if len(one) > 1)
     return re.compile(f"(?={wanted or '(?!)'})(.)", re.DOTALL)
+
+
+def templates_of(tokenizer: Any) -> list[str]:
+    """The texts of a tokenizer's chat templates: one, or several by name."""
+    own = getattr(tokenizer, "chat_template", None) or {}
+    return [own] if isinstance(own, str) else list(own.values())
 
 
 def tool_template(tokenizer: Any) -> str:
@@ -211,10 +304,10 @@ def opening_of(render: Renderer) -> str:
     return found[0] if found else ""
 
 
-def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int, added: str = "") -> str | None:
-    """What follows the text of the model's turn `messages[place]`, the opening of its next one included, if `added` is
-    at that text's end; None where the template leaves the turn's text out."""
-    turn = {"role": "assistant", "content": _MARKER + added}
+def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
+    """What follows the text of the model's turn `messages[place]`, the opening of its next one included; None where the
+    template leaves the turn's text out."""
+    turn = {"role": "assistant", "content": _MARKER}
     _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(_MARKER)
     return behind if found else None
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompt_templates import (
+    check_read,
     has_tools,
     opening_of,
     plain,
     prompt_template,
     rendered,
+    template_arguments,
+    templates_of,
     token_ids,
     tool_template,
     turn_end,
@@ -69,6 +72,8 @@ class PromptFlags(Protocol):
     @property
     def enable_thinking(self) -> bool | None: ...
     @property
+    def chat_template_kwargs(self) -> Mapping[str, Any]: ...
+    @property
     def agent_template(self) -> str | None: ...
 
 
@@ -80,29 +85,31 @@ class Wording:
         system: put first where a row has no system message.
         template: `--prompt_template`; None for the tokenizer's own chat template.
         response_prefix: what the model's turn begins with.
-        enable_thinking: passed to the template unless it is None.
+        arguments: passed to the template.
         agent_template: None where the template renders a row's tools, which are in its system message otherwise.
     """
 
     system: str | None = None
     template: str | None = None
     response_prefix: str = ""
-    enable_thinking: bool | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     agent_template: str | None = None
 
     @classmethod
     def of(cls, args: PromptFlags) -> Wording:
-        flags = args.system, args.prompt_template, args.response_prefix, args.enable_thinking
-        return cls(*flags, args.agent_template)
+        arguments = template_arguments(args.enable_thinking, args.chat_template_kwargs)
+        return cls(args.system, args.prompt_template, args.response_prefix, arguments, args.agent_template)
 
 
 def tokenizer_of_run(tokenizer: Any, wording: Wording) -> Any:
     """The tokenizer as a checkpoint keeps it: its chat template renders the prompts that the run trained on."""
     own = tokenizer.chat_template if wording.template is None else prompt_template(wording.template)
-    if not isinstance(own, str):  # several templates by name: they stay as they are
-        return tokenizer
+    words = wording.system, wording.response_prefix, wording.arguments
     kept = copy.copy(tokenizer)
-    kept.chat_template = with_own_words(own, wording.system, wording.response_prefix)
+    if isinstance(own, str):
+        kept.chat_template = with_own_words(own, *words)
+    elif own is not None:  # several by name
+        kept.chat_template = {name: with_own_words(text, *words) for name, text in own.items()}
     return kept
 
 
@@ -114,7 +121,7 @@ class PromptEncoder:
         max_length: longest prompt in tokens, by `--max_length` or by the model's context.
         truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
-    Raises UsageError where there is no chat template, or `--prompt_template` is none.
+    Raises UsageError where there is no chat template, `--prompt_template` is none, or it reads an argument nowhere.
     """
 
     def __init__(
@@ -124,15 +131,15 @@ class PromptEncoder:
         self.truncation = truncation
         self._wording = wording or Wording()
         self._max_length = max_length
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, Any] = dict(self._wording.arguments)
         if self._wording.template is not None:
             self._given["chat_template"] = prompt_template(self._wording.template)
         elif not getattr(tokenizer, "chat_template", None):
             raise UsageError(
                 "the model's tokenizer has no chat template: give --prompt_template (r1, qwen_math, no or a Jinja file)"
             )
-        if self._wording.enable_thinking is not None:
-            self._given["enable_thinking"] = self._wording.enable_thinking
+        own = self._given.get("chat_template")
+        check_read(self._wording.arguments, templates_of(tokenizer) if own is None else [own])
         self._opening = opening_of(self._rendered)
         prefix = self._wording.response_prefix
         if self._opening and not self._rendered([{"role": "user", "content": "x"}], True).endswith(prefix):

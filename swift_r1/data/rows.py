@@ -13,6 +13,7 @@ from typing import Any
 
 from swift_r1.data.files import RawRow
 from swift_r1.data.preprocessors import QUERY_KEYS, Row, RowFault, preprocess_row, rename_columns
+from swift_r1.data.prompt_templates import text_of
 from swift_r1.data.sources import Source
 from swift_r1.data.tools import CALL_ROLES, ToolUse, with_calls, with_tools
 from swift_r1.errors import UsageError, a_kind, describe
@@ -153,7 +154,7 @@ def _refuse_unread(row: Mapping[str, Any]) -> None:
                 f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
     if not _is_empty(row.get("chat_template_kwargs")):
-        raise RowFault("the column chat_template_kwargs is not read: --enable_thinking applies to all rows")
+        raise RowFault("the column chat_template_kwargs is not read: --chat_template_kwargs applies to all rows")
 
 
 def _is_empty(value: Any) -> bool:
@@ -194,14 +195,12 @@ def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     role = message["role"]
-    content = message["content"]
     if role not in _ROLES:
         raise RowFault(f"unknown role {role!r} in messages")
-    if not isinstance(content, str):
-        parts = content if isinstance(content, list) else []
-        kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"})
-        held = f" with parts of {', '.join(kinds)}" if kinds else ""
-        raise RowFault(f"the content of the {role} message is {a_kind(content)}{held}, not text")
+    try:
+        content = text_of(message["content"])
+    except ValueError as error:
+        raise RowFault(f"the content of the {role} message {error}") from error
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
     return {"role": role, "content": content} | {key: message[key] for key in _OF_TOOLS if message.get(key)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, RowFault
+from swift_r1.data.prompt_templates import text_of
 from swift_r1.data.tool_registry import described, tools
 from swift_r1.errors import a_kind
 
@@ -113,7 +114,8 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if role in ANSWER_ROLES:
             call = _answered(unanswered, message.get("tool_call_id"))
             content = message.get("content")
-            content = content if isinstance(content, str | None) else json.dumps(content, ensure_ascii=False)
+            if content is not None:
+                content = _answer_text(content)
             more = {"tool_call_id": message.get("tool_call_id") or call["id"], "name": call["function"]["name"]}
             more["name"] = message.get("name") or more["name"]
             found.append({"role": "tool", "content": content, **{key: value for key, value in more.items() if value}})
@@ -133,6 +135,13 @@ def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if calls:
             own["content"] = own.get("content") or ""
     return found
+
+
+def _answer_text(content: Any) -> str:
+    try:
+        return text_of(content)
+    except ValueError:  # whatever the tool gave
+        return json.dumps(content, ensure_ascii=False)
 
 
 def _answered(unanswered: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
+from swift_r1.data.prompt_templates import TEMPLATES, check_arguments, prompt_template, system_message
 from swift_r1.data.tools import AGENT_TEMPLATES
-from swift_r1.flags.fields import Scope, flag, free
+from swift_r1.flags.fields import Scope, check_no_key, flag, free
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _CHOSEN = Scope(lambda args: not args.streaming, "with --streaming true, whose rows come in their own order")
@@ -46,10 +47,29 @@ USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_H
 DATASET_INFO = flag([], "JSON files that register datasets, in ms-swift's form")
 SYSTEM = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file", check=system_message)
 TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template", check=prompt_template)
+
+
+def check_kwargs(values: Mapping[str, Any]) -> None:
+    """Of `--chat_template_kwargs`."""
+    check_no_key(values)
+    check_arguments(values)
+
+
+_FULL_TEMPLATE = Scope(lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}")
+SAID_ONCE = Scope(
+    lambda args: "enable_thinking" not in args.chat_template_kwargs, "with a --chat_template_kwargs that has it too"
+)
 THINKING = flag(
     None,
     "passed to the chat template (default: the template's own)",
-    Scope(lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}"),
+    _FULL_TEMPLATE,
+    SAID_ONCE,
+)
+ARGUMENTS = flag(
+    {},
+    'other arguments of the chat template, as JSON: {"reasoning_effort": "low"}; it must read each of them',
+    _FULL_TEMPLATE,
+    check=check_kwargs,
 )
 
 
@@ -117,6 +137,7 @@ class DataArguments:
     prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
     enable_thinking: bool | None = THINKING
+    chat_template_kwargs: dict[str, Any] = ARGUMENTS
     max_length: int | None = flag(
         None,
         "longest prompt in tokens (default: what the model takes less the completion); see --truncation_strategy",

@@ -13,6 +13,7 @@ from typing import Any
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.data.sources import parse_dataset
 from swift_r1.errors import UsageError, no_such
+from swift_r1.flags.data import check_kwargs
 from swift_r1.flags.fields import flag, flag_specs, from_config
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -49,6 +50,7 @@ class EvalTask:
     prompt_template: str | None = flag(None, "")
     response_prefix: str = flag("", "")
     enable_thinking: bool | None = flag(None, "")
+    chat_template_kwargs: dict[str, Any] = flag({}, "", check=check_kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, and a hash of the template where it is a file."""
@@ -112,6 +114,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> EvalTask:
     if spec.sample is not None:
         filled["limit"] = spec.sample
     filled |= own | {"dataset": dataset, "benchmark": benchmark or None}
+    if "enable_thinking" in own.get("chat_template_kwargs", ()) and "enable_thinking" not in own:
+        filled["enable_thinking"] = None  # not the run's
     if "reward" not in own:
         in_tags = _IN_TAGS.get(str(filled.get("prompt_template")), {})
         filled["reward"] = in_tags.get(str(reward), reward)

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
-from swift_r1.flags.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
+from swift_r1.flags.data import ARGUMENTS, DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
 from swift_r1.flags.eval_tasks import BENCHMARKS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import check_stop_word, flag, no_effect, scope_faults
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command
@@ -46,6 +46,7 @@ class AskingArguments:
     prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
     enable_thinking: bool | None = THINKING
+    chat_template_kwargs: dict[str, Any] = ARGUMENTS
     use_hf: bool | None = USE_HF
     custom_dataset_info: list[str] = DATASET_INFO
     eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
@@ -124,6 +125,7 @@ class EvalArguments(
             "prompt_template": self.prompt_template,
             "response_prefix": self.response_prefix,
             "enable_thinking": self.enable_thinking,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "reward": self.reward_func,
         }
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
@@ -142,7 +144,7 @@ class EvalArguments(
             yield f"--model {why}: {without_password(self.model)!r}"
         if not self.benchmarks:
             yield "--benchmarks is missing: --benchmarks gsm8k math500"
-        yield from scope_faults(self, given & {"enable_thinking"})
+        yield from scope_faults(self, given & {"enable_thinking", "chat_template_kwargs"})
         try:
             tasks = self.tasks()
         except UsageError as error:

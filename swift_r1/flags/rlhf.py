@@ -116,6 +116,7 @@ class CheckArguments(RlhfArguments):
         """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
         specs = flag_specs(type(self))
         groups = ("Plugins and rewards", "Built-in rewards")
-        read = {name for name in given if name == "enable_thinking" or specs[name].group in groups}
+        prompts = ("enable_thinking", "chat_template_kwargs")
+        read = {name for name in given if name in prompts or specs[name].group in groups}
         yield from scope_faults(self, given & read)
         yield from checks.reward_flag_faults(self, given)

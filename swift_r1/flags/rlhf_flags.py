@@ -210,6 +210,7 @@ class RlhfFlags(
             "prompt_template": self.prompt_template,
             "response_prefix": self.response_prefix,
             "enable_thinking": self.enable_thinking,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "instruction": None,
         }
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)

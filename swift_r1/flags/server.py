@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from swift_r1.flags.data import SAID_ONCE, check_kwargs
 from swift_r1.flags.engine import EngineFlags, engine_kwargs_faults
 from swift_r1.flags.fields import check_no_key, flag, flag_specs, scope_faults
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command
@@ -94,14 +95,17 @@ class ToldArguments(TurnArguments):
     """Several turns: told to the trainer, which runs them."""
 
     external_plugins: list[str] = flag([], "Python files that register the scheduler or environment; the trainer's too")
-    enable_thinking: bool | None = flag(None, "passed to the chat template by the trainer")
+    enable_thinking: bool | None = flag(None, "passed to the chat template, by the trainer too", SAID_ONCE)
+    chat_template_kwargs: dict[str, Any] = flag(
+        {}, "other arguments of the chat template, as JSON; the trainer's too", check=check_kwargs
+    )
     max_length: int | None = flag(None, "longest prompt in tokens that the trainer takes", at_least=1)
 
     @property
     def told(self) -> dict[str, Any]:
         """Those that are given."""
         values = {spec.name: getattr(self, spec.name) for spec in flag_specs(ToldArguments).values()}
-        return {name: value for name, value in values.items() if value not in (None, [])}
+        return {name: value for name, value in values.items() if value not in (None, [], {})}
 
 
 @dataclass(frozen=True, kw_only=True)

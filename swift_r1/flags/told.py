@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ def with_told(words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: 
     theirs = [Path(path) for path in told.pop("external_plugins", ())]
     # Nobody else's server says which code this machine runs.
     here = [path for path in theirs if path.is_file() and urlsplit(url).hostname in LOOPBACK]
-    both = {name: (getattr(args, name), value) for name, value in told.items() if getattr(args, name) is not None}
+    both = {name: (getattr(args, name), value) for name, value in told.items() if getattr(args, name) not in (None, {})}
     faults = [
         f"{named({name: own})} here and {named({name: value})} at the rollout server {url}: give the same to both, or "
         "leave one out"
@@ -58,5 +59,5 @@ def named(flags: Mapping[str, Any]) -> str:
     words: list[str] = []
     for name, value in flags.items():
         values = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *(str(one).lower() if isinstance(one, bool) else str(one) for one in values)]
+        words += [f"--{name}", *(one if isinstance(one, str) else json.dumps(one) for one in values)]
     return " ".join(words)

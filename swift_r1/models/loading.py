@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,9 +208,21 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if not tokenizer.chat_template and (older := _processors_template(path)) is not None:
+            tokenizer.chat_template = json.loads(older.read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the tokenizer of {flag} {path}: {one_line(error)}") from error
+    return tokenizer
+
+
+def _processors_template(path: str) -> Path | None:
+    """The older file of a processor's template, which a tokenizer does not read."""
+    from transformers.utils.hub import cached_file
+
+    lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = cached_file(path, "chat_template.json", local_files_only=True, **lenient)
+    return None if found is None else Path(found)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:

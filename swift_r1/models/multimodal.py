@@ -24,8 +24,7 @@ _PROCESSOR = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
-    "chat_template.json",
-)
+)  # without chat_template.json, an older file that would hide the template of training, which is with the tokenizer
 _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
 
 

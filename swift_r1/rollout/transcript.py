@@ -66,7 +66,7 @@ class Transcript:
         added = "" if self._revised else content[len(self.text) :]
         if added or not rest:
             self._take_end_back()
-        tail = self._behind(messages, place, added) if rest else added
+        tail = added + (self._behind(messages, place) if rest else "")
         ids = list(self._encoder.tokenize(tail)) if tail else []
         if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
             del ids[0]  # the model ended its turn itself
@@ -163,8 +163,8 @@ class Transcript:
             self.sampled_length = min(self.sampled_length, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
 
-    def _behind(self, messages: Sequence[Mapping[str, Any]], place: int, added: str) -> str:
-        behind = behind_turn(lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place, added)
+    def _behind(self, messages: Sequence[Mapping[str, Any]], place: int) -> str:
+        behind = behind_turn(lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place)
         if behind is None:
             raise TurnFault("the chat template leaves the model's last turn out")
         return behind

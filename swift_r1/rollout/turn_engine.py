@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from swift_r1.data.prompt_templates import plain
+from swift_r1.data.prompt_templates import plain, text_of
 from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.plugins.protocol import (
     ChatCompletionResponse,
@@ -91,13 +91,13 @@ class TurnEngine:
             TurnFault: the messages do not continue those of the conversation, or a limit was passed.
         """
         play = playing.get()
-        messages: Sequence[dict[str, Any]] = infer_request.messages
+        messages = [_as_text(message) for message in infer_request.messages]
         # ms-swift's schedulers end with an assistant message of None where the model is to go on with its turn.
         if messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None:
             messages = messages[:-1]
         for name in ("tools", "chat_template_kwargs"):
             if getattr(infer_request, name, None):
-                raise TurnFault(f"a request's {name} are not rendered here: write them into a message")
+                raise TurnFault(f"a request's {name} are not rendered here: they are the run's")
         if play.answer is not None:
             raise TurnFault("two turns of one trajectory were asked for at once")
         if play.transcript is None:
@@ -172,6 +172,16 @@ class TurnEngine:
             room.append(sampling.max_tokens if config.max_tokens is None else config.max_tokens)
             stop = tuple(dict.fromkeys((*stop, *(config.stop or ()))))
         return sampling.model_copy(update={"max_tokens": min(room), "stop": stop})
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is one text. Raises TurnFault where it has other parts."""
+    if message["content"] is None:
+        return dict(message)
+    try:
+        return {**message, "content": text_of(message["content"])}
+    except ValueError as error:
+        raise TurnFault(f"the content of a {message['role']} message {error}") from error
 
 
 def _response(

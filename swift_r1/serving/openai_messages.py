@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from swift_r1.data.prompt_templates import check_arguments, text_of
 from swift_r1.plugins.tools.parsing import Parsed
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, Seed, Text, TokenId
@@ -62,6 +63,11 @@ class ChatMessage(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_clients_add(cls, message: Any) -> Any:
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            try:
+                text_of(message["content"])
+            except ValueError as error:
+                raise ValueError(f"the content {error}") from error
         if isinstance(message, dict) and message.get("role") == "assistant":
             known = cls.model_fields
             return {name: value for name, value in message.items() if name in known}
@@ -98,6 +104,13 @@ def _within(value: Any, levels: int) -> bool:
     return levels > 0 and all(_within(one, levels - 1) for one in inner)
 
 
+def _writable(value: Any) -> Any:
+    if not _within(value, _DEEPEST):
+        raise ValueError(f"nested more than {_DEEPEST} levels deep")
+    json.dumps(value, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
+    return value
+
+
 class FunctionTool(OpenAIModel):
     name: Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
     description: Text | None = None
@@ -107,10 +120,7 @@ class FunctionTool(OpenAIModel):
     @field_validator("parameters")
     @classmethod
     def _can_be_written(cls, parameters: Any) -> Any:
-        if not _within(parameters, _DEEPEST):
-            raise ValueError(f"nested more than {_DEEPEST} levels deep")
-        json.dumps(parameters, ensure_ascii=False).encode()  # a ValueError for half a surrogate pair
-        return parameters
+        return _writable(parameters)
 
 
 class RequestTool(OpenAIModel):
@@ -201,12 +211,20 @@ class ChatRequest(Generation):
     max_completion_tokens: int | None = Field(default=None, ge=1)  # longest answer
     logprobs: bool = False  # of the tokens of the answer
     top_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens beside each; needs `logprobs`
+    chat_template_kwargs: dict[str, Any] = {}  # vLLM's: arguments of the chat template, over the server's
     tools: tuple[RequestTool, ...] | None = None  # the chat template describes them to the model
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None  # false: the first call alone is in the answer
     response_format: TextFormat | None = None  # only text
     modalities: tuple[Literal["text"], ...] = ()
     reasoning_effort: Literal["none"] | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _arguments_of_a_template(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        check_arguments(arguments)
+        _writable(arguments)
+        return arguments
 
     @model_validator(mode="after")
     def _choice_has_a_tool(self) -> ChatRequest:

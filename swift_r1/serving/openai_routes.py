@@ -32,7 +32,7 @@ _LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
 # What the tokens of an answer depend on, beside what is said.
 _SETTINGS = {
     *("temperature", "top_p", "top_k", "stop", "stop_token_ids", "seed", "max_tokens", "max_completion_tokens"),
-    *("tool_choice", "parallel_tool_calls"),
+    *("tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
 }
 
 
@@ -136,7 +136,7 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
 
         work = Work(lambda prompt: body.request(prompt, body.max_tokens), generate, lambda _one, _prompt: None)
         asked = Asked(settings=_settings(body), prompt=body.prompts[0])
-        reader = _recorded(gateway, session, request, body, model, asked, work)
+        reader = _recorded(gateway, session, request, body, model, model.prompts, asked, work)
         return await _answered(request, body, model, reader, TextShown(body))
 
     @routes.post("/v1/responses", include_in_schema=False)
@@ -154,6 +154,8 @@ async def _chat(
     tools = body.template_tools
     longest = model.max_model_len
     prompts = model.prompts
+    if body.chat_template_kwargs:
+        prompts = prompts.with_arguments(body.chat_template_kwargs)
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs to be true")
     prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
@@ -179,7 +181,7 @@ async def _chat(
     gateway, session = recorded
     work = Work(asked, generate, lambda one, prompt: ChatShown(body, prompt, parser).message(one))
     said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
-    reader = _recorded(gateway, session, request, body, model, said, work)
+    reader = _recorded(gateway, session, request, body, model, prompts, said, work)
     return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
 
 
@@ -189,6 +191,7 @@ def _recorded(
     request: Request,
     body: ChatRequest | CompletionRequest,
     model: Served,
+    prompts: PromptTokenizer,
     asked: Asked,
     work: Work,
 ) -> AnswerStream:
@@ -197,7 +200,7 @@ def _recorded(
     names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
     given = {name: getattr(body, name) for name in names} | {"model": body.model}
     state = gateway.store.get(session)  # now, after all waits: it may be gone
-    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), model.prompts, work)
+    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), prompts, work)
 
 
 def _attempt(request: Request) -> Attempt:

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
+from swift_r1.data.prompt_templates import check_read, template_arguments, templates_of
+from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.errors import one_line
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import RolloutArguments
@@ -48,7 +50,13 @@ class RolloutService:
         self.engine = engine
         self.metrics = metrics
         self.cache = IdempotencyCache()
-        self.tool_calls = ToolCalls(config.tool_call_parser, engine.prompts.tokenizer)
+        self.prompts = engine.prompts
+        arguments = template_arguments(config.enable_thinking, config.chat_template_kwargs)
+        if arguments:
+            check_read(arguments, templates_of(engine.prompts.tokenizer))
+            wording = Wording(arguments=arguments)
+            self.prompts = PromptTokenizer(tokenizer_of_run(engine.prompts.tokenizer, wording))
+        self.tool_calls = ToolCalls(config.tool_call_parser, self.prompts.tokenizer)
         self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
         self.machine = self.updates.machine
         self.admission = self.updates.admission
@@ -56,10 +64,6 @@ class RolloutService:
         self.model_name = config.served_model_name or config.model
         self.started = int(time.time())
         self._instance = secrets.token_hex(8)
-
-    @property
-    def prompts(self) -> PromptTokenizer:
-        return self.engine.prompts
 
     @property
     def max_model_len(self) -> int:

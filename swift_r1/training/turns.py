@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import sys
 from functools import partial
@@ -105,10 +104,6 @@ def open_agents(context: Context, ends: tuple[int, ...], model_length: int | Non
     args = context.args
     wording = Wording.of(context.args)
     prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
-    if wording.enable_thinking is not None and isinstance(prompts.tokenizer.chat_template, str):
-        prompts.tokenizer = copy.copy(prompts.tokenizer)  # requests of agents do not say it
-        said = f"{{%- set enable_thinking = {str(wording.enable_thinking).lower()} %}}"
-        prompts.tokenizer.chat_template = said + prompts.tokenizer.chat_template
     tool_calls = ToolCalls(args.tool_call_parser, prompts.tokenizer)
     logger.info("%s", tool_calls.said())
     longest = model_length or sys.maxsize

@@ -129,6 +129,7 @@ class TurnFlags(Wire):
     context_manager: str | None = None
     external_plugins: tuple[str, ...] = ()  # absolute paths
     enable_thinking: bool | None = None
+    chat_template_kwargs: dict[str, Any] = {}
     max_length: int | None = None
 
 

@@ -155,7 +155,7 @@ def stages(tiny_model: Path) -> Iterator[Callable[..., Stage]]:
         def stage(
             agent: str | None = None, command: Sequence[str] = (), memory: float = 2.0, template: str | None = None
         ) -> Stage:
-            key = agent, tuple(command)
+            key = agent, tuple(command), template
             if key not in known:
                 tokenizer = AutoTokenizer.from_pretrained(tiny_model)
                 tokenizer.chat_template = template or tokenizer.chat_template

@@ -18,7 +18,7 @@ from swift_r1.rollout.staleness import versions_of_tokens
 from tests.agents.conftest import Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry
-from tests.tool_templates import HERMES
+from tests.tool_templates import HERMES, THINKING
 
 HANGING = ["hangs", "hangs at once"]
 WRONG = {
@@ -171,6 +171,20 @@ def test_an_agent_with_tools_and_with_requests_that_are_refused(stages: Callable
     assert made["turn"] == 1 and made["name"] == "add" and made["content"] == "3" and made["outcome"] == "answer"
     assert len(one.sequences) == 1 and one.infos["agent"]["overruled"] == 2
     assert [message["role"] for message in one.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..., Stage]) -> None:
+    """The agent sends them back, and the template would leave them out."""
+    stage, thought = stages("counts", template=THINKING), "<think>\nhm\n</think>\n\n7"
+    stage.rollouts.says, stage.rollouts.tokenizer = [thought, "<think>so</think>8"], stage.tokenizer
+    try:
+        [[one]] = stage.play([{}], n=1, max_tokens=900)
+    finally:
+        stage.rollouts.says = []
+    same_as_made([[one]], stage.rollouts.log)
+    [sequence] = one.sequences
+    read = "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert stage.tokenizer.decode(sequence.completion.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
 
 
 def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:

@@ -287,6 +287,12 @@ def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -
         assert right["values"]["right"] == form["values"]["right"] == [1.0, 1.0]
 
 
+def test_arguments_of_the_template(plugin: Path, tiny_model: Path) -> None:
+    words = ("--dataset", "sums", "--reward_funcs", "right", "--model", str(tiny_model), "--chat_template_kwargs")
+    [fault] = check(plugin.parent, *words, '{"thinks": true}', code=2)["faults"]
+    assert fault.startswith("the chat template does not read thinks, so it would have no effect: leave it out")
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [

@@ -184,6 +184,16 @@ def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) 
         load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", [row, row])]))
 
 
+@pytest.mark.parametrize("key", ["messages", "conversations", "question"])
+def test_contents_may_be_lists_of_parts_of_text(tmp_path: Path, key: str) -> None:
+    said = [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3?"}]
+    value = said if key == "question" else [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({key: value}))
+    [row] = load_rows(arguments(dataset=[str(file)])).train
+    assert row["messages"] == [{"role": "user", "content": "2 + 3?"}]
+
+
 def test_the_reference_answer_is_not_in_the_prompt(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "secret"}])
     for columns in ({}, {"answer": "answer"}):

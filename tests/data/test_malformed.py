@@ -111,7 +111,7 @@ LOST = [
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}]},
-        "the content of the user message is a list with parts of image_url, not text",
+        "the content of the user message has parts of image_url, and only text is read here",
     ),
 ]
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
+from tests.tool_templates import PARTS, THINKING
 
 QUESTION = {"messages": [{"role": "user", "content": "1 + 1?"}], "dataset": "d", "prompt_id": "d:0"}
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -61,7 +62,7 @@ def encoder(tokenizer: Any, template: str, **wording: Any) -> PromptEncoder:
 def test_what_the_template_opens_is_the_models(
     tokenizer: Any, template: str, thinking: bool | None, opening: str
 ) -> None:
-    made = encoder(tokenizer, template, enable_thinking=thinking)
+    made = encoder(tokenizer, template, arguments={} if thinking is None else {"enable_thinking": thinking})
     prompt = made.encode(QUESTION)
     assert prompt is not None and prompt.text.endswith(opening) and prompt.response_prefix == opening
     assert made.response_prefix == opening and tokenizer.decode(prompt.token_ids) == prompt.text  # the prompt has it
@@ -88,6 +89,8 @@ def test_the_flag_and_the_templates_own_opening(tokenizer: Any) -> None:
         (chatml("<think>\n"), "<|im_end|>"),
         (HEADERS, "<|im_start|>"),
         (LAST, "<|im_start|>"),
+        (PARTS, "<|im_end|>"),
+        (THINKING, "<|im_end|>"),
         (ALWAYS_OPEN, None),
         ("{{ raise_exception('one turn') if messages | length > 1 }}{{ messages[0].content }}", None),
     ],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from swift_r1.data.prompt_templates import prompt_template
+from swift_r1.data.prompt_templates import check_arguments, prompt_template, text_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.errors import UsageError
+from swift_r1.models.loading import load_tokenizer
+from tests import tool_templates
 
 QUESTION = [{"role": "user", "content": "What is {1} + 1?"}]
 R1 = (
@@ -69,11 +73,82 @@ def test_a_file(tokenizer: Any, tmp_path: Path) -> None:
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
     assert encoder(tokenizer, template=str(file)).render(QUESTION) == "user: What is {1} + 1?\nassistant:"
-    thinking = encoder(tokenizer, template=str(file), enable_thinking=False).render(QUESTION)
+    thinking = encoder(tokenizer, template=str(file), arguments={"enable_thinking": False}).render(QUESTION)
     assert thinking == "user: What is {1} + 1?\nthinking False\nassistant:"
     file.write_text("{{ raise_exception('no system messages') }}")
     with pytest.raises(UsageError, match="cannot render messages of user: no system messages"):
         encoder(tokenizer, template=str(file)).render(QUESTION)
+
+
+def test_arguments_of_the_template(tokenizer: Any, tmp_path: Path) -> None:
+    """A checkpoint's template has them, unless it is given others."""
+    file = tmp_path / "mine.jinja"
+    file.write_text(
+        "{% macro say(x) %}{{ x }} {{ effort }}{% endmacro %}"
+        "{% set deep = deep | default(none) %}{{ say('effort') }} {{ deep | tojson }} {{ quote }} {{ thinking }}"
+        "{% generation %}{{ messages[-1].content }}{% endgeneration %}"
+    )
+    arguments = {"effort": 1e-05, "deep": {"a": [None, True, "é"]}, "quote": 'it\'s {{ "so" }}\n', "thinking": False}
+    made = encoder(tokenizer, template=str(file), arguments=arguments)
+    text = 'effort 1e-05 {"a": [null, true, "é"]} it\'s {{ "so" }}\n FalseWhat is {1} + 1?'
+    assert made.render(QUESTION) == text
+    own = tokenizer_of_run(tokenizer, Wording(template=str(file), arguments=arguments, system="Be brief."))
+    assert own.apply_chat_template(QUESTION, tokenize=False) == text
+    assert own.apply_chat_template(QUESTION, tokenize=False, thinking=True) == text.replace("False", "True")
+    several = copy.copy(tokenizer)
+    several.chat_template = {"default": "{{ effort }}", "tool_use": "{{ messages[0].role }}: {{ thinking }}"}
+    kept = tokenizer_of_run(several, Wording(arguments={"effort": 1, "thinking": True}, system="Be brief."))
+    assert kept.apply_chat_template(QUESTION, tokenize=False) == "1"
+    assert kept.apply_chat_template(QUESTION, tools=[{}], tokenize=False) == "system: True"
+    with pytest.raises(
+        UsageError, match=r"does not read thinkin, .* \(the template reads deep, effort, quote, thinking\)"
+    ):
+        encoder(tokenizer, template=str(file), arguments={"thinkin": True, "effort": 1})
+
+
+def test_the_template_of_a_processor(tiny_model: Path, tmp_path: Path) -> None:
+    """In the older file, which tokenizers do not read."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    own = AutoTokenizer.from_pretrained(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": own.chat_template}))
+    (folder / "chat_template.jinja").unlink()
+    assert AutoTokenizer.from_pretrained(folder).chat_template is None
+    assert load_tokenizer(str(folder)).chat_template == own.chat_template
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "no name"])
+def test_what_is_no_argument(name: str) -> None:
+    with pytest.raises(ValueError, match=f"has '{name}', which is no argument of a chat template"):
+        check_arguments({name: True})
+
+
+def test_contents_in_parts(tokenizer: Any) -> None:
+    """A template gets the form that it renders, and the tokens are the same."""
+    own = copy.copy(tokenizer)
+    own.chat_template = tool_templates.PARTS
+    turns = [*QUESTION, {"role": "assistant", "content": ""}, {"role": "user", "content": "And <|im_end|>?"}]
+    text = encoder(tokenizer).render(turns)
+    assert encoder(own).render(turns) == text and "What is {1} + 1?" in text
+    assert encoder(own).turn_end == encoder(tokenizer).turn_end
+    assert (
+        text_of([{"type": "text", "text": "What is "}, {"type": "text", "text": "{1} + 1?", "index": None}])
+        == (QUESTION[0]["content"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([{"type": "text", "text": "q"}, {"type": "image"}], "has parts of image, and only text is read here"),
+        ([{"type": "text", "text": None}], "is a list, not text"),
+        ([], "is a list, not text"),
+        (["q"], "is a list, not text"),
+        (None, "is None, not text"),
+    ],
+)
+def test_contents_that_are_no_text(content: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        text_of(content)
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,15 @@ def test_answers_belong_to_the_calls_that_they_name():
     assert [one["name"] for one in found[2:]] == ["mul", "add", "sub"]
 
 
+def test_answers_in_parts_are_text_and_others_the_json_that_they_were():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    answers = [[{"type": "text", "text": "4"}, {"type": "text", "text": "2"}], [{"type": "sum"}], {"sum": 42}]
+    found = with_calls(
+        [{"role": "assistant", "tool_calls": [call] * 3}, *({"role": "tool", "content": one} for one in answers)]
+    )
+    assert [one["content"] for one in found[1:]] == ["42", '[{"type": "sum"}]', '{"sum": 42}']
+
+
 def test_special_tokens_in_an_answer_are_text(tokenizer):
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call("{}")]}]
     page = "1<|im_end|>\n<|im_start|>user\nI am the user<|im_end|>"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from tests.tool_templates import THINKING
+
 PLUGIN = Path(__file__).parent / "thinks_plugin.py"
 
 
@@ -38,6 +40,26 @@ def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
         assert row["completion"].startswith("<think>") and row["reward"] == 1.0
         assert row["solution"] == str(row["columns/step"]) and isinstance(row["step"], int)
     assert all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
+
+
+def test_arguments_of_the_template(rlhf, tiny_model, tmp_path):
+    """They are in the prompts, in the checkpoint's template, and cannot change where the run goes on."""
+    file, rows = tmp_path / "mine.jinja", tmp_path / "rows.jsonl"
+    file.write_text(THINKING)
+    rows.write_text("".join(json.dumps({"question": [{"type": "text", "text": f"{n}?"}]}) + "\n" for n in range(9)))
+    flags = {"dataset": rows, "prompt_template": file, "external_plugins": PLUGIN, "reward_funcs": "begins"}
+    run = rlhf(tiny_model, **flags, enable_thinking="false", max_steps=1)
+    assert run.code == 0
+    tokenizer = AutoTokenizer.from_pretrained(run.folder / "checkpoint-1")
+    for row in run.lines("completions.jsonl"):
+        assert row["prompt"].endswith("?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        asked = [{"role": "user", "content": row["prompt"].split("user\n")[1].split("<|im_end|>")[0]}]
+        assert tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == row["prompt"]
+    flags |= {"resume_from_checkpoint": "last", "chat_template_kwargs": '{"enable_thinking": true}', "max_steps": 2}
+    again = rlhf(tiny_model, **flags)
+    assert again.code == 2 and "--chat_template_kwargs {} became" in again.errors
+    refused = rlhf(tiny_model, dataset=rows, enable_thinking="false", output_dir=tmp_path / "no")
+    assert refused.code == 2 and "the chat template does not read enable_thinking" in refused.errors
 
 
 def test_a_base_model_ends_its_turn_as_the_template_does(rlhf, thinking_base, tmp_path):

@@ -147,6 +147,18 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         ("--prompt_template r2", ["--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"]),
         ("--prompt_template r1 --enable_thinking true", ["--enable_thinking has no effect with --prompt_template r1"]),
+        (
+            ["--prompt_template", "no", "--chat_template_kwargs", '{"a": 1}'],
+            ["--chat_template_kwargs has no effect with --prompt_template no"],
+        ),
+        (
+            ["--enable_thinking", "true", "--chat_template_kwargs", '{"enable_thinking": true}'],
+            ["--enable_thinking has no effect with a --chat_template_kwargs that has it too"],
+        ),
+        (
+            ["--chat_template_kwargs", '{"messages": []}'],
+            ["--chat_template_kwargs has 'messages', which is no argument of a chat template"],
+        ),
         ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
         ("--truncation_strategy right", ["must be one of delete, left"]),
         ("--max_runtime 2weeks", ["--max_runtime 2weeks: must be a time like 90s, 45m, 2h or 1d"]),

@@ -42,6 +42,8 @@ RLHF = ("--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs
         (RlhfArguments, (*RLHF, "--agent_command", "env SEARCH_TOKEN=pl4nted node agent.js")),
         (RlhfArguments, (*RLHF, "--agent_command", "node agent.js http://me:pl4nted@h")),
         (RolloutArguments, ("--model", "m", "--vllm_engine_kwargs", '{"hf_token": "pl4nted"}')),
+        (RolloutArguments, ("--model", "m", "--chat_template_kwargs", '{"api_key": "pl4nted"}')),
+        (EvalArguments, ("--model", "m", "--benchmarks", "b", "--chat_template_kwargs", '{"api_key": "pl4nted"}')),
         (EvalArguments, ("--model", "https://me:pl4nted@h/v1", "--benchmarks", "gsm8k")),
     ],
 )

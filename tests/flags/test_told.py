@@ -34,6 +34,15 @@ def test_the_trainer_takes_what_it_does_not_name(tmp_path: Path) -> None:
         told(turns, "--max_turns", "2", "--multi_turn_scheduler", "tips")
 
 
+def test_arguments_of_the_template() -> None:
+    turns = TurnFlags(enable_thinking=False, chat_template_kwargs={"effort": "low"})
+    args, news = told(turns)
+    assert (args.enable_thinking, args.chat_template_kwargs) == (False, {"effort": "low"})
+    assert news == '--enable_thinking false --chat_template_kwargs {"effort": "low"}'
+    with pytest.raises(UsageError, match=r'--chat_template_kwargs {"effort": 2} here and --chat_template_kwargs {"eff'):
+        told(turns, "--chat_template_kwargs", '{"effort": 2}')
+
+
 def test_a_server_on_another_machine_does_not_say_which_code_runs_here(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.touch()

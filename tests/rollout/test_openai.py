@@ -160,7 +160,7 @@ def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., st
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
             openai.BadRequestError,
-            ".0.type: Input should be 'text'",
+            "the content has parts of image_url, and only text is read here",
         ),
         ({"top_logprobs": 3}, openai.BadRequestError, "needs logprobs"),
         ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of: Extra inputs are not permitted"),

@@ -14,10 +14,15 @@ import openai
 import pytest
 import torch
 
+from swift_r1.errors import UsageError
+from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
+from swift_r1.serving.metrics import ServerMetrics
+from swift_r1.serving.service import RolloutService
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest
 from swift_r1.wire.sessions import SessionRecord
+from tests import tool_templates as templates
 from tests.conftest import until
 from tests.rollout.conftest import push_weights
 from tests.rollout.session_engine import (
@@ -193,6 +198,33 @@ def test_what_clients_add_to_the_models_message_is_ignored(url: str, engine: Scr
     for wrong in ({"role": "user", "content": "a", "parsed": 1}, {"role": "assistant", "refusal": "no"}):
         with pytest.raises(openai.BadRequestError):
             session.chat(wrong)
+
+
+def test_arguments_of_the_template(tool_tokenizer: Any, serve_engine: Callable[..., str]) -> None:
+    """The server's, then the request's; other ones make another prompt, and thoughts stay as they were written."""
+    tool_tokenizer.chat_template = templates.THINKING
+    engine = ScriptedEngine(tool_tokenizer)
+    engine.says = [thought := "<think>\nhm\n</think>\n\n3", "yes"]
+    session = Opened(serve_engine(engine, {}, enable_thinking=False))
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    said = session.chat(extra_body=thinks).choices[0].message
+    session.chat(USER, said, USER, extra_body=thinks)
+    session.chat(USER, said, USER)
+    first, second, third = (engine.prompts.tokenizer.decode(one.prompt) for one in engine.log)
+    user = "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert first == user and second == f"{user}{thought}<|im_end|>\n{user}"
+    assert third == f"{user}3<|im_end|>\n{user}<think>\n\n</think>\n\n"
+    record = session.record()
+    assert record.kinds == {"new": 1, "extends": 1, "tools": 1}
+    same_as_logged(record, engine.log)
+    for arguments, why in (
+        ({"thinking": True}, "chat_template_kwargs: the chat template does not read thinking, so it would have no"),
+        ({"tools": []}, "has 'tools', which is no argument of a chat template"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=why):
+            session.chat(extra_body={"chat_template_kwargs": arguments})
+    with pytest.raises(UsageError, match="the chat template does not read thinking"):
+        RolloutService(RolloutArguments(chat_template_kwargs={"thinking": 1}), engine, {}, ServerMetrics())
 
 
 def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(

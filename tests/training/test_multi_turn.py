@@ -38,7 +38,8 @@ class HalfOfATurn(MultiTurnScheduler):
     def step(self, infer_request, response_choice, current_turn):
         ids = response_choice.token_ids
         if current_turn == 1:
-            infer_request.messages.append({"role": "user", "content": f"more of {infer_request.data_dict['what']}"})
+            said = [{"type": "text", "text": "more of "}, {"type": "text", "text": infer_request.data_dict["what"]}]
+            infer_request.messages.append({"role": "user", "content": said})
             return {
                 "infer_request": infer_request,
                 "response_loss_mask": [int(i >= len(ids) // 2) for i in range(len(ids))],
@@ -359,6 +360,12 @@ class Tools(HalfOfATurn):
         return await super().run(infer_request, request_config)
 
 
+class Shows(HalfOfATurn):
+    async def run(self, infer_request, request_config, **kwargs):
+        infer_request.messages = [{"role": "user", "content": [{"type": "image_url"}]}]
+        return await super().run(infer_request, request_config)
+
+
 class Leaves(RolloutScheduler):
     async def run(self, infer_request, request_config, **kwargs):
         raise SystemExit(3)
@@ -373,6 +380,7 @@ class Leaves(RolloutScheduler):
         (Several, "run gave list, not one RolloutOutput"),
         (Cancelled, "a task inside was cancelled"),
         (Tools, "a request's tools are not rendered here"),
+        (Shows, "the content of a user message has parts of image_url, and only text is read here"),
         (Leaves, r"it left with SystemExit\(3\)"),
     ],
 )

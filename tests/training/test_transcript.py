@@ -1,11 +1,14 @@
 """The tokens of several turns: what was there is never tokenised again, and only what the model wrote is trained."""
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.rollout.transcript import Transcript, TurnFault
+from tests import tool_templates
 
 QUESTION = {"role": "user", "content": "2+2?"}
 AGAIN = {"role": "user", "content": "again"}
@@ -64,6 +67,27 @@ def test_tokens_that_the_text_would_not_give_are_carried(tokenizer):
     talk.tokens.answer(odd, [-1.0] * len(odd), "<think>")
     talk.tokens.follow([QUESTION, {"role": "assistant", "content": "<think>"}, AGAIN])
     assert talk.tokens.token_ids[: len(odd)] == odd
+
+
+THOUGHT = "<think>\nsome\n</think>\n\n4"
+
+
+def test_thoughts_that_the_template_leaves_out_of_earlier_turns_stay(tokenizer):
+    """Also where a scheduler closes a thought, behind which the template would not show the model's text."""
+    own = copy.copy(tokenizer)
+    own.chat_template = tool_templates.THINKING
+    talk = Talk(own)
+    messages = [QUESTION, {"role": "assistant", "content": THOUGHT}, AGAIN]
+    written = talk.says(THOUGHT)
+    assert "some" not in talk.encoder.render(messages)
+    talk.tokens.follow(messages)
+    written += talk.says("<think>\nmore", end=False)
+    messages += [{"role": "assistant", "content": "<think>\nmore\n</think>\n\n5"}, AGAIN]
+    talk.tokens.follow(messages)
+    written += talk.says("6")
+    turn = "<|im_end|>\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n"
+    read = f"{THOUGHT}{turn}<think>\nmore\n</think>\n\n5{turn}6<|im_end|>"
+    assert own.decode(talk.tokens.token_ids) == read and talk.trained() == written
 
 
 def test_a_turn_goes_on_where_its_text_has_grown(tokenizer):

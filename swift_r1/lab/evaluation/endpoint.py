@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError, a_kind
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.server import LOOPBACK
@@ -122,6 +123,9 @@ class EndpointEngine(EvalEngine):
         if self._stops_by_token and prompt.turn_end is not None and prompt.turn_end != self.tokenizer.eos_token_id:
             body[_STOP_TOKENS] = [prompt.turn_end]
         if self.tokenizer is None:
+            arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
+            if arguments:
+                body["chat_template_kwargs"] = arguments  # not OpenAI's, but vLLM's and SGLang's
             return body | {"messages": list(map(dict, prompt.messages))}
         return body | {"prompt": list(prompt.token_ids)}
 

@@ -176,7 +176,7 @@ def _grade(
         for question, written in answered
     ]
     graded: list[tuple[BenchmarkQuestion, list[CompletionRow]]] = []
-    for task in dict.fromkeys(question.task for question, _ in answered):
+    for task in {question.task.name: question.task for question, _ in answered}.values():
         own = [one for one in answered if one[0].task == task]
         assert task.reward is not None
         batch = rewards.open(_TRAINER_STATE, (task.reward,))

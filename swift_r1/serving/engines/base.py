@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,6 +80,18 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._texts: dict[int, str] = {}  # by token, at most the vocabulary
+        self._arguments: dict[str, Any] = {}
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> PromptTokenizer:
+        """Returns the same, which passes `arguments` to the template. Raises HTTPError (400) where it reads one
+        nowhere."""
+        try:
+            templates.check_read(arguments, templates.templates_of(self.tokenizer))
+        except UsageError as error:
+            raise HTTPError(400, f"chat_template_kwargs: {error}") from error
+        own = copy.copy(self)
+        own._arguments = self._arguments | dict(arguments)
+        return own
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
@@ -134,7 +147,7 @@ class PromptTokenizer:
             raise HTTPError(400, "this model has no chat template: use /v1/completions")
         if tools and not templates.renders_tools(self.tokenizer):
             raise HTTPError(400, "the model's chat template has no place for tools: describe them in a message")
-        return {"tools": list(tools)} if tools else {}
+        return self._arguments | ({"tools": list(tools)} if tools else {})
 
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """As templates know them. One that does not know OpenAI's `developer`, the new name of the system, would leave

@@ -64,7 +64,9 @@ class Asked:
 
     @cached_property
     def tools_key(self) -> bytes:
-        return digest(*(canonical(tool) for tool in self.tools))
+        """Equal where the template gets the same beside the messages."""
+        arguments = self.settings.get("chat_template_kwargs")
+        return digest(*(canonical(tool) for tool in (*self.tools, *([arguments] if arguments else []))))
 
     @cached_property
     def content(self) -> bytes:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
@@ -84,7 +85,8 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
     UsageError as `check_room`, without a chat template, and for a wording that the endpoint cannot get."""
     task = questions.task
-    asked = task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking
+    arguments = template_arguments(task.enable_thinking, task.chat_template_kwargs)
+    asked = task.system or None, task.prompt_template, task.response_prefix, arguments
     wording = Wording(*asked, questions.agent_template)
     if tokenizer is not None:
         encoder = PromptEncoder(tokenizer, wording=wording)
@@ -92,10 +94,10 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
         assert len(encoded) == len(questions.rows), "an encoder without a limit"
         check_room(task, encoded, longest)
         return encoded
-    if wording != Wording(wording.system):
+    if wording != Wording(wording.system, arguments=arguments):
         raise UsageError(
-            f"{task.name}: the endpoint renders the prompts itself, so --prompt_template, --response_prefix and "
-            "--enable_thinking cannot reach it: --endpoint completions --tokenizer FOLDER"
+            f"{task.name}: the endpoint renders the prompts itself, so --prompt_template and --response_prefix cannot "
+            "reach it: --endpoint completions --tokenizer FOLDER"
         )
     prompts = []
     for row in questions.rows:

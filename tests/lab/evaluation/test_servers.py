@@ -91,7 +91,8 @@ def test_transient_failures_leave_nothing_out(
     url, handler = endpoint
     kinds = [(429, {"Retry-After": "0"}), (500, {}), (503, {}), (0, {}), (1, {})]
     handler.faults = staticmethod(lambda text, times: kinds[int(text.split()[2]) % 5] if times == 1 else None)
-    folder = swift_eval(f"{url}/v1", benchmarks=[f"gsm8k={gsm8k_file}"], n=3, vllm_server_timeout=60)
+    asked = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 3, "enable_thinking": False}
+    folder = swift_eval(f"{url}/v1", **asked, vllm_server_timeout=60)
     rows = rows_of(folder)
     assert len(rows) == 36 and all(row["right"] and row["tokens"] == 4 for row in rows)
     assert len(handler.seen) == 36 and set(handler.seen.values()) == {2}
@@ -100,6 +101,7 @@ def test_transient_failures_leave_nothing_out(
     assert report["settings"]["engine"]["served_model"] == "adder"
     body = handler.bodies[0]
     assert (body["model"], body["max_tokens"], body["temperature"], body["top_p"]) == ("adder", 8, 1.0, 1.0)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_a_persistent_failure_ends_it_in_time_and_it_goes_on_later(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.data.prompt_templates import template_arguments
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.parser import parse_arguments
@@ -225,6 +226,19 @@ def test_each_benchmark_has_its_own_form() -> None:
     # Who says how to answer in a system message needs no instruction of the benchmark.
     words = ["--model", "m", "--benchmarks", "gsm8k", "--system", "Answer in tags."]
     assert parse_arguments(EvalArguments, words, {}).tasks()[0].instruction == ""
+
+
+def test_a_benchmark_has_its_own_arguments_of_the_template() -> None:
+    def asked(*words: str, **own: Any) -> dict[str, Any]:
+        words = ("--model", "m", "--benchmarks", json.dumps({"dataset": "gsm8k", **own}), *words)
+        [task] = parse_arguments(EvalArguments, words, {}).tasks()
+        return template_arguments(task.enable_thinking, task.chat_template_kwargs)
+
+    thinks = {"enable_thinking": True}
+    assert asked("--enable_thinking", "false") == {"enable_thinking": False}
+    assert asked("--chat_template_kwargs", '{"effort": 1}', enable_thinking=True) == thinks | {"effort": 1}
+    assert asked("--enable_thinking", "false", chat_template_kwargs=thinks) == thinks
+    assert asked("--chat_template_kwargs", '{"enable_thinking": false}', enable_thinking=True) == thinks
 
 
 def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path) -> None:

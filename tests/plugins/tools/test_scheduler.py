@@ -163,6 +163,17 @@ def test_tokens_are_the_models_and_the_templates(play: Any, template: str) -> No
     assert len(tokenizer("<think>")["input_ids"]) < 7 and len(spoken[2]) == len("<think>3 and 7") + 1
 
 
+def test_thoughts_of_earlier_turns_stay_as_they_were_written(play: Any) -> None:
+    """Whatever the template makes of them."""
+    says = [f"<think>\nadd\n</think>\n\n{hermes(('add', {'a': 1, 'b': 2}))}", "<think>so</think>3"]
+    found, tokenizer, engine = play(says, templates.THINKING)
+    turn = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3.0\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    [sequence] = found.sequences
+    assert tokenizer.decode(sequence.completion.token_ids) == f"{says[0]}{turn}{says[1]}<|im_end|>"
+    ids = zip(sequence.completion.token_ids, sequence.loss_mask, strict=True)
+    assert tuple(token for token, trained in ids if trained) == (*engine.ids(says[0]), *engine.ids(says[1]))
+
+
 def test_rewards_see_calls_and_answers(play: Any) -> None:
     found, *_ = play([f"Both.\n{hermes(('add', {'a': 1, 'b': 2}), ('add', {'a': 'x', 'b': 4}))}", "3 and ?"])
     first, last = found.messages[1], found.messages[-1]
@@ -300,6 +311,7 @@ def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(
     [
         (templates.HERMES, None),
         (templates.LLAMA, None),
+        (templates.THINKING, None),
         (templates.WITHIN_THE_TURN, "only behind a call that it has rendered itself"),
         ("{% for one in messages %}{{ one['content'] }}{% endfor %}", "has no place for these"),
     ],
