@@ -34,8 +34,9 @@ def run(words: Sequence[str]) -> int:
     with _standard_output_kept() as output:
         from swift_r1.launch.checks.run import run_checks, show
 
-        # The pool's warnings about invalid rewards are in the report.
-        logging.getLogger("swift_r1.rewards").setLevel(logging.ERROR)
+        # Warnings about invalid rewards and rows that are left out are in the report.
+        for name in ("swift_r1.rewards", "swift_r1.data.rows"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         report = run_checks(args)
         if args.json:
             json.dump(report.to_json(), output, ensure_ascii=False, allow_nan=False)

@@ -9,7 +9,6 @@ import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from swift_r1.cli.merge_lora import base_model, merged_folder
@@ -26,7 +25,7 @@ from swift_r1.launch.environment import (
     server_environment,
     usable_cpus,
 )
-from swift_r1.runtime.libraries import GET_VLLM
+from swift_r1.runtime.libraries import vllm_faults
 from swift_r1.runtime.processes import say
 
 SERVER_MODULE = "swift_r1.serving.server"
@@ -56,9 +55,7 @@ def run(words: Sequence[str]) -> int:
         faults += [] if adapters is not None else model_faults(base, os.environ)
     except UsageError as error:
         faults += error.faults
-    faults += turn_faults(args)
-    if find_spec("vllm") is None:
-        faults.append(f"vLLM is not installed: {GET_VLLM}")
+    faults += turn_faults(args) + vllm_faults()
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)

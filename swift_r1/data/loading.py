@@ -33,13 +33,13 @@ class LoadedData:
     Attributes:
         train: in the order of the data (the sampler shuffles).
         eval: held out; empty where the run does not evaluate.
-        broken: rows left out because they could not be read or preprocessed.
+        drops: rows left out because they could not be read or preprocessed.
         prepared: where the rows are, for the run's other processes (`prepare`).
     """
 
     train: Sequence[Row]
     eval: Sequence[Row]
-    broken: int = 0
+    drops: Drops = field(default_factory=Drops)
     prepared: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -53,7 +53,7 @@ class _Collector:
         self._keep = keep
         self._state: np.random.RandomState | None = None
         self._skipped = 0
-        self.broken = 0
+        self.drops = Drops()
         self.prepared: dict[str, str] = {}
 
     def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
@@ -61,7 +61,7 @@ class _Collector:
         count = wanted if source.samples_itself else None
         store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
         self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
-        self.broken += store.drops.broken
+        self.drops.merge(store.drops)
         there = len(store)
         if wanted is None or (there < wanted and not repeat):
             wanted = there
@@ -114,7 +114,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         train: Sequence[Row] = first_rows(flags)
         if flags.evaluates:
             held_out = _held_out_of_stream(flags, validation, limit)
-        return LoadedData(train, held_out, validation.broken, validation.prepared)
+        return LoadedData(train, held_out, validation.drops, validation.prepared)
     if flags.val_dataset and flags.split_dataset_ratio:
         raise UsageError("--val_dataset and --split_dataset_ratio both name held-out rows: give one")
     labels: set[str] = set()
@@ -156,8 +156,8 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         raise UsageError("no training row is left; see the causes above")
     if not keep:
         _logger.info("data: %d training rows, %d held out", len(train), len(held_out))
-    broken = collector.broken + validation.broken
-    return LoadedData(train, held_out, broken, collector.prepared | validation.prepared)
+    collector.drops.merge(validation.drops)
+    return LoadedData(train, held_out, collector.drops, collector.prepared | validation.prepared)
 
 
 def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) -> Rows:

@@ -37,6 +37,7 @@ from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
 
 _logger = logging.getLogger("swift_r1.data")
+_of_rows = logging.getLogger("swift_r1.data.rows")
 _CHUNK = 2_000  # rows that are handed to a process at once
 _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
@@ -143,7 +144,7 @@ def require_rows(source: Source, count: int, drops: Drops) -> None:
 
 def report_drops(source: Source, drops: Drops) -> None:
     if drops.broken:
-        _logger.warning(
+        _of_rows.warning(
             "dataset %s: %d of %d rows left out, for example:\n  %s",
             *(source.name, drops.broken, drops.seen, "\n  ".join(drops.examples)),
         )

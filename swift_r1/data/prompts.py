@@ -230,13 +230,7 @@ class PromptEncoder:
         """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
         UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
         cost little."""
-        if self._max_length is None:
-            return rows
-        unsure: Iterable[int] = range(len(rows))
-        if isinstance(rows, Rows):  # without reading them
-            most = rows.column("size").astype(int) + (rows.column("turns") + 1) * self._overhead
-            unsure = (most > self._max_length).nonzero()[0].tolist()
-        too_long = {place for place in unsure if self._is_too_long(rows[place])}
+        too_long = self.too_long(rows)
         if not too_long:
             return rows
         leaves_out = self.truncation == "delete"
@@ -248,6 +242,16 @@ class PromptEncoder:
             return rows
         kept = (place for place in range(len(rows)) if place not in too_long)
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
+
+    def too_long(self, rows: Sequence[Row]) -> set[int]:
+        """The places of rows whose prompts are longer than `max_length`."""
+        if self._max_length is None:
+            return set()
+        unsure: Iterable[int] = range(len(rows))
+        if isinstance(rows, Rows):  # without reading them
+            most = rows.column("size").astype(int) + (rows.column("turns") + 1) * self._overhead
+            unsure = (most > self._max_length).nonzero()[0].tolist()
+        return {place for place in unsure if self._is_too_long(rows[place])}
 
     def fits(self, row: Row) -> bool:
         """Whether the prompt is short enough, or is cut."""

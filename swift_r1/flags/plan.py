@@ -148,16 +148,21 @@ def backend_of(args: RlhfArguments, world_size: int) -> str:
 def evaluation_of(args: RlhfArguments) -> str:
     """What is evaluated and when, in words."""
     sets = [
-        f"{task.name} ({task.limit or 'all'} questions x {task.num_generations} completions)"
+        f"{task.name} ({_count(task.limit, 'question') if task.limit else 'all questions'}"
+        f" x {_count(task.num_generations, 'completion')})"
         for task in args.eval_tasks()
     ]
     if not sets or args.val_dataset or args.split_dataset_ratio:
-        sets.insert(0, f"held out (at most {args.eval_limit} prompts x {args.num_generations_eval} completions)")
-    unit = "optimizer steps" if args.eval_unit == "step" else "rounds"
+        prompts = "all prompts" if args.eval_limit is None else f"at most {_count(args.eval_limit, 'prompt')}"
+        each = _count(args.num_generations_eval or args.num_generations, "completion")
+        sets.insert(0, f"held out ({prompts} x {each})")
+    unit = "optimizer step" if args.eval_unit == "step" else "round"
     times = ["at the start"] * args.eval_on_start
-    every = {"steps": f"every {args.eval_steps} {unit}", "epoch": "after each pass over the prompts"}
+    often = f"{args.eval_steps:,} {unit}s" if (args.eval_steps or 0) > 1 else unit
+    every = {"steps": f"every {often}", "epoch": "after each pass over the prompts"}
     times += [] if args.evaluation == "no" else [every[args.evaluation], "at the end"]
-    at_once = "" if args.use_vllm else f"; {args.per_device_eval_batch_size} completions per process at once"
+    batch = _count(args.per_device_eval_batch_size, "completion")
+    at_once = "" if args.use_vllm else f"; {batch} per process at once"
     return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
 
 
@@ -173,7 +178,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     size = (
         "streamed"
         if plan.epochs is None
-        else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}"
+        else f"{_count(plan.dataset_size or 0, 'prompt')}, {plan.epochs:.3g} epoch{'s' * (plan.epochs != 1)}"
     )
     per_turn = (
         " per turn"
@@ -189,12 +194,12 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "data": f"{', '.join(args.dataset)}: {size}",
         "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})"
         + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
-        "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
+        "a round": f"{_count(plan.prompts_per_round, 'prompt')} x {_count(plan.num_generations, 'completion')}"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
-        "an optimizer step": f"{args.per_device_train_batch_size} completions x {processes}"
+        "an optimizer step": f"{_count(args.per_device_train_batch_size, 'completion')} x {processes}"
         + (" (at first)" if args.batch_processes != plan.world_size else "")
         + f" x {_count(args.gradient_accumulation_steps, 'accumulation step')}"
-        f" = {plan.completions_per_optimizer_step} completions",
+        f" = {_count(plan.completions_per_optimizer_step, 'completion')}",
         "steps per round": f"{batches} / {args.gradient_accumulation_steps} accumulated"
         f" x {_count(args.num_iterations, 'epoch' if is_ppo else 'iteration')} = {plan.optimizer_steps_per_round}",
         "in all": f"{_count(plan.rounds, 'round')}, {_count(plan.total_steps, 'optimizer step')},"
@@ -211,7 +216,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["teacher"] = f"{who}, {others.get(how, f'x {args.teacher_kl_coef:g} in {where}')}"
         rows["rewards"] = rows["rewards"] or "none"
     if is_ppo:
-        alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
+        alone = f"; alone for {_count(args.critic_warmup_steps, 'step')}" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:

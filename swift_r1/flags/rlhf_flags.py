@@ -76,8 +76,9 @@ class RlhfFlags(
 
     @property
     def folder_of_runs(self) -> str:
-        """`--output_dir`."""
-        return self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+        """`--output_dir`; without `..`, which would be in all paths that are shown."""
+        folder = self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+        return str(Path(folder).resolve()) if ".." in Path(folder).parts else folder
 
     @property
     def start_adapters(self) -> list[str]:

@@ -8,6 +8,7 @@ import platform
 import re
 import warnings
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 
 from swift_r1.runtime.visible import log_visibly
 
@@ -32,6 +33,11 @@ def package_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def vllm_faults() -> list[str]:
+    """Says what installs vLLM where it is not."""
+    return [] if find_spec("vllm") else [f"vLLM is not installed: {GET_VLLM}"]
 
 
 def missing_for_vllm(library: str = "libnuma.so.1") -> str | None:

@@ -25,7 +25,7 @@ from swift_r1.serving.sessions.calls import Asked
 from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
 from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
-from swift_r1.wire.sessions import EQUAL_CALLS
+from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 
 SESSION = "/v1/sessions/{session}"
 _LONGEST_KEY = 255  # of an idempotency key, as OpenAI's and others' limits
@@ -210,7 +210,8 @@ def _attempt(request: Request) -> Attempt:
         raise HTTPError(400, f"the Idempotency-Key is longer than {_LONGEST_KEY} characters")
     before = request.headers.get(EQUAL_CALLS, "0")
     before = before if before.isdecimal() and len(before) < 10 else "0"
-    return Attempt(request.headers.get("x-stainless-retry-count", "0") not in ("", "0"), key, int(before))
+    retried = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    return Attempt(retried, key, int(before), request.headers.get(GIVEN_UP, "").split(","))
 
 
 def _settings(body: ChatRequest | CompletionRequest) -> dict[str, Any]:

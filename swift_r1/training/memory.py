@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 2**30
+_MIB = 2**20
 DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
 
 _CARD = 80.0 * GIB  # memory of a GPU that is not at hand
@@ -355,3 +356,10 @@ def advice_for(args_json: Mapping[str, Any], world: World, gpu: bool) -> str:
     """`advice` for the content of an args.json."""
     args = arguments_of(args_json)
     return advice(args, shape_of(args.model), world, gpu)
+
+
+def size_text(value: float) -> str:
+    """Returns a number of bytes in words."""
+    if value >= GIB:
+        return f"{value / GIB:,.2f} GiB"
+    return f"{value / _MIB:.1f} MiB" if value >= _MIB else f"{value / 1024:.1f} KiB"

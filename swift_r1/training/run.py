@@ -39,7 +39,7 @@ from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
-from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_later
+from swift_r1.training.checkpoint.folder import link_checkpoints, list_checkpoints, set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
@@ -144,7 +144,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             logger.info(why)
             tell("stopping", why)
         if ranks.is_rank0 and stop.reason not in (0, NOT_BETTER):
-            logger.info("the same command with --resume_from_checkpoint last goes on after step %d", summary.steps)
+            goes_on = "begins again: there is no checkpoint yet"
+            if list_checkpoints(start.run_dir):
+                goes_on = f"goes on after step {summary.steps}"
+            logger.info("the same command with --resume_from_checkpoint last %s", goes_on)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 

@@ -17,6 +17,7 @@ from swift_r1.wire.protocol import TOP_K_LIMIT, FinishReason, SamplingParams, Se
 SESSION_ID = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
 SESSION_KEY = "swift-session-"  # keys of sessions begin with it
 EQUAL_CALLS = "x-swift-equal-calls"  # the header that says how many calls with this content were made before it
+GIVEN_UP = "x-swift-given-up"  # the header that names calls which no longer count, by Idempotency-Key, with commas
 SessionId = Annotated[str, Field(pattern=SESSION_ID)]
 
 

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from openai import BadRequestError
@@ -62,6 +64,28 @@ class Repeats(Agent):
         else:
             said = [await ask() for _ in range(12)]
         return {"reward": 1.0, "said": list(said)}
+
+
+class GivesUp(Agent):
+    """Asks, gives that up as its row says, asks the same again and goes on from there. Files in `folder` say how far
+    the first call has come."""
+
+    async def run(self, client: Any, row: dict[str, Any]) -> Any:
+        how, messages, folder = row["how"], list(row["messages"]), Path(row["folder"])
+        ask = partial(client.chat.completions.create, model="any")
+        call = asyncio.create_task(ask(messages=messages, stream=how == "streamed"))
+        while not (folder / "asked").exists():
+            await asyncio.sleep(0.01)
+        (folder / "ready").touch()
+        if how == "left":  # what is answered now is never awaited
+            return 1.0
+        while how != "waiting" and not (folder / "answered").exists():
+            time.sleep(0.01)  # nothing is read meanwhile
+        call.cancel()
+        await asyncio.wait([call])
+        said = (await ask(messages=messages)).choices[0].message
+        await ask(messages=[*messages, said, {"role": "user", "content": "more"}])
+        return {"reward": 1.0, "turn_rewards": [0.5, 0.5]}
 
 
 class Misbehaves(Agent):
@@ -156,6 +180,7 @@ class Adds(Agent):
 
 
 agents |= {"adds": Adds, "counts": Counts, "branches": Branches, "repeats": Repeats, "misbehaves": Misbehaves}
+agents["gives up"] = GivesUp
 
 
 class Seen(ORM):

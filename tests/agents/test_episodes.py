@@ -7,6 +7,8 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,7 +17,9 @@ import pytest
 from swift_r1.rollout.base import Conversation
 from swift_r1.rollout.scoring import tool_metrics
 from swift_r1.rollout.staleness import versions_of_tokens
-from tests.agents.conftest import Stage
+from swift_r1.serving.sessions.session import SessionState
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
+from tests.agents.conftest import LoggedRollouts, Stage
 from tests.conftest import until
 from tests.rollout.session_engine import Entry
 from tests.tool_templates import HERMES, THINKING
@@ -97,6 +101,47 @@ def test_equal_calls_beside_each_other_have_the_answers_of_their_order(stages: C
         said[row["how"]] = [(one.infos or {})["said"] for one in group]
     assert len({text for texts in said["together"] for text in texts}) > 12
     assert said["together"] == said["in turn"]
+
+
+@pytest.mark.parametrize("how", ["waiting", "unread", "streamed", "left"])
+def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
+    stages: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """And what it never awaits is not."""
+    stage, real, kept = stages("gives up"), LoggedRollouts.one, list[int]()
+
+    def state() -> SessionState:
+        [name] = stage.gateway.model.asks
+        return stage.gateway.gateway.store.get(name)
+
+    def one(rollouts: LoggedRollouts, request: RolloutRequest) -> RolloutOutput:
+        if request.request_id.endswith("/0"):
+            (tmp_path / "asked").touch()
+            until((lambda: state().failed) if how == "waiting" else (tmp_path / "ready").exists)
+        output = real(rollouts, request)
+        if how == "left" or not request.request_id.endswith("/0"):
+            kept.append(output.completions[0].weight_version)
+        return output
+
+    def tell() -> None:
+        until(lambda: stage.gateway.model.asks and state().calls)
+        (tmp_path / "answered").touch()
+
+    monkeypatch.setattr(LoggedRollouts, "one", one)
+    stage.rollouts.says, stage.rollouts.tokenizer = ["yes", "yes", "no"], stage.tokenizer
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            told = threads.submit(tell) if how in ("unread", "streamed") else None
+            [[ended]] = stage.play([{"how": how, "folder": str(tmp_path)}], n=1, calls=2, timeout=20.0)
+            assert told is None or told.result() is None
+    finally:
+        stage.rollouts.says = []
+    assert ended.failure is None
+    log = stage.rollouts.log
+    same_as_made([[ended]], [entry for entry in log if entry.versions and entry.versions[0][1] in kept])
+    if how != "left":
+        assert len(ended.sequences) == 1 and [stage.tokenizer.decode(ids[:-1]) for ids in ended.turns] == ["yes", "no"]
+        assert (ended.infos or {})["agent"]["kinds"] == {"new": 1, "extends": 1}
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -207,6 +252,13 @@ def test_each_cause_of_failure_is_said(stages: Callable[..., Stage], caplog: pyt
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "2 of 4 episodes have no reward: exception: ConnectionError: the shop is closed" in said
     assert "2 of 4 episodes have no reward: exception: SystemExit: 3" in said
+
+
+def test_results_that_differ_are_one_cause(stages: Callable[..., Stage], caplog: pytest.LogCaptureFixture) -> None:
+    command = ["sh", "-c", f'{CURL}\necho "bye $$"']
+    stages(command=command).play([{}], n=3, needs_reward=True)
+    [said] = [record.getMessage() for record in caplog.records if "episodes have no reward" in record.getMessage()]
+    assert said.startswith("3 of 3 episodes have no reward, for example: result: its last line is 'bye ")
 
 
 AGENT = """

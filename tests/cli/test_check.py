@@ -259,7 +259,7 @@ def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     assert said["same"] == "does not give a right answer more than a wrong one"
     assert "empty: nan is not a finite number" in said["no_empty"]
     assert rewards["no_empty"]["values"]["empty"] == ["invalid", "invalid"]
-    assert "every completion: ZeroDivisionError" in said["raises"]
+    assert "every completion: row sums:0: ZeroDivisionError" in said["raises"]
     assert "returned one value (1.0) for 5 completions" in said["one_value"]
     assert "not deterministic" in said["moody"]
     assert "no opinion on any completion" in said["silent"]
@@ -417,6 +417,34 @@ def test_golds_that_a_reward_cannot_read_are_counted_and_named(tmp_path: Path) -
     said = "cannot read the solution of {} of 5 rows, whose own answer it calls wrong: sums:1 (He has 3 apples"
     assert first.startswith("math " + said.format(1))
     assert second.startswith("gsm8k " + said.format(3)) and "sums:3 (about ten); sums:4 (" in second
+
+
+def test_what_is_odd_is_said_once_with_its_row(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "plugin.py").write_text(
+        "from swift_r1 import orms\n"
+        "def short(completions, **kwargs):\n"
+        "    return [0.5 - (len(text) > 5) for text in completions]\n"
+        "orms['short'] = short\n"
+    )
+    rows: list[dict[str, Any]] = [{"question": f"{n} + 0?", "solution": str(n)} for n in range(20)]
+    rows[1]["solution"], rows[15] = None, {"question": "x " * 2000, "solution": "3"}
+    del rows[2]["question"]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--model", str(tiny_model), "--dataset", "sums.jsonl", "--reward_funcs", "gsm8k", "short")
+    done = swift("check", "--external_plugins", "plugin.py", *words, cwd=tmp_path)
+    said = done.stdout + done.stderr
+    assert said.count("sums.jsonl:3: no prompt") == 1
+    assert "gsm8k: every completion: row sums:1: ValueError: the gold answer is not a number" in said
+    assert "short: gives an empty completion 0.5" in said
+    assert "1 of all 19 training prompts left out: longer than 512 tokens" in said
+
+
+def test_a_column_that_a_row_lacks_is_one_line(tmp_path: Path) -> None:
+    rows = [{"question": "1?", "solution": "1"}, {"question": "2?"}]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--dataset", "sums.jsonl", "--reward_funcs", "gsm8k", "--gold", "{solution}")
+    [fault] = check(tmp_path, *words, code=2, plugins=())["faults"]
+    assert "needs the column solution, which the row sums:1 lacks" in fault
 
 
 def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> None:

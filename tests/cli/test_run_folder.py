@@ -30,6 +30,12 @@ def test_versions_count_up(tmp_path: Path) -> None:
         assert re.fullmatch(rf"v{number}-\d{{8}}-\d{{6}}", name)
 
 
+def test_a_folder_is_shown_without_dots(tmp_path: Path) -> None:
+    args = arguments("--output_dir", f"{tmp_path}/b/../a")
+    assert args.output_dir == str(tmp_path / "a") and make_run_folder(args).parent == tmp_path / "a"
+    assert arguments("--output_dir", "a/b").output_dir == "a/b"
+
+
 def test_without_versions_the_folder_itself(tmp_path: Path) -> None:
     args = arguments("--output_dir", str(tmp_path / "a" / "b"), "--add_version", "false")
     assert run_folder_faults(args, World()) == []

@@ -42,7 +42,7 @@ def test_files_of_the_data_folder(name: str, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip(f"no data sets in {DATA}")
     monkeypatch.setenv(DATA_FOLDER, str(DATA))
     data = load_rows(arguments(dataset=[name]))
-    assert (len(data.train), data.broken) == (SIZES[name], 0)
+    assert (len(data.train), data.drops.broken) == (SIZES[name], 0)
     grade = grade_gsm8k if name in ("gsm8k", "asdiv") else grade_math
     for row in data.train:
         assert row["dataset"] == name and row["messages"][0]["content"]

@@ -214,7 +214,7 @@ def test_processes_give_the_same_rows(tmp_path: Path, processes: int, monkeypatc
     lines[4_321], lines[8_000] = "{broken", ""
     file.write_text("\n".join(lines))
     data = load_rows(arguments(dataset=[str(file), "countdown#5000"], dataset_num_proc=processes))
-    assert (len(data.train), data.broken) == (8_998 + 5_000, 1)
+    assert (len(data.train), data.drops.broken) == (8_998 + 5_000, 1)
     assert [row["prompt_id"] for row in data.train[4_320:4_322]] == ["a:4320", "a:4322"]
     assert data.train[8_997]["prompt_id"] == "a:8998" and data.train[8_997]["solution"] == 8_999
     digest = data.train.digest()  # type: ignore[attr-defined]

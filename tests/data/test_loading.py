@@ -161,7 +161,7 @@ def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytes
     register_dataset(DatasetMeta(dataset_name="picky", dataset_path=file, preprocess_func=Picky()))
     data = load_rows(arguments(dataset=["picky"]))
     assert [row["prompt_id"] for row in data.train] == ["picky:0", "picky:3", "picky:3.1", "picky:5"]
-    assert data.broken == 3
+    assert data.drops.broken == 3
     assert "3 of 7 rows left out" in caplog.text
     assert f"{file}:2: KeyError: 'no such column' ({__file__}:" in caplog.text
     assert f"{file}:5: the preprocessor returned a str" in caplog.text
@@ -290,7 +290,7 @@ def test_the_shared_data_sets() -> None:
     for file in files:
         lines = sum(1 for line in file.read_bytes().split(b"\n") if line.strip())
         data = load_rows(arguments(dataset=[str(file)]))
-        assert (len(data.train), data.broken) == (lines, 0), file
+        assert (len(data.train), data.drops.broken) == (lines, 0), file
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -125,7 +125,7 @@ def test_what_no_prompt_would_have_is_refused_and_counted(
     empty = {"question": "q", "images": [], "image": None, "tools": "[]", "chat_template_kwargs": {}}
     file.write_text("".join(json.dumps(one) + "\n" for one in (row, empty, row)))
     data = load_rows(arguments(dataset=[str(file)]))
-    assert (len(data.train), data.broken) == (1, 2)
+    assert (len(data.train), data.drops.broken) == (1, 2)
     assert "2 of 3 rows left out" in caplog.text and f"{file}:1: {cause}" in caplog.text
     renamed = {"images": "pictures", "image": "picture"}
     if not renamed.keys().isdisjoint(row):  # for the rewards, not for the prompt
@@ -137,7 +137,7 @@ def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     file = tmp_path / "huge.jsonl"
     file.write_bytes(GOOD + b'{"question": "' + b"x" * (3 << 20) + b'"}\n' + GOOD)
     data = load_rows(arguments(dataset=[str(file)], load_from_cache_file=False))
-    assert (len(data.train), data.broken) == (2, 1)
+    assert (len(data.train), data.drops.broken) == (2, 1)
     assert f"{file}:2: the line is longer than 1 MiB" in caplog.text
     assert [row["prompt_id"] for row in data.train] == ["huge:0", "huge:2"]
 
@@ -150,7 +150,7 @@ def test_good_rows_are_kept_and_the_first_bad_ones_shown(tmp_path: Path, caplog:
     file.write_bytes(GOOD + BAD_LINE + b"\n" + GOOD + BAD_LINE * 3 + GOOD)
     with caplog.at_level(logging.INFO):
         data = load_rows(arguments(dataset=[str(file)]))
-    assert (len(data.train), data.broken) == (3, 4)
+    assert (len(data.train), data.drops.broken) == (3, 4)
     assert "4 of 7 rows left out" in caplog.text
     shown = [line.strip() for line in caplog.text.splitlines() if "not JSON" in line]
     assert [line.split(": ")[0] for line in shown] == [f"{file}:{number}" for number in (2, 5, 6)]

@@ -117,7 +117,7 @@ def test_the_table_shows_the_numbers() -> None:
     console.print(plan_table(make_plan(args, 1, 1234), args))
     text = console.export_text()
     assert "1,234 prompts" in text
-    assert "1 prompts x 8 completions = 8" in text
+    assert "1 prompt x 8 completions = 8" in text
     assert "this process" in text
 
 
@@ -125,8 +125,10 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
     base = "--per_device_train_batch_size 8 --eval_steps 5"
     assert evaluation_of(arguments(*base.split())) == (
         "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
-        "1 completions per process at once"
+        "1 completion per process at once"
     )
+    once = evaluation_of(arguments(*["--eval_steps", "1", "--eval_limit", "1", "--num_generations_eval", "1"]))
+    assert once.startswith("held out (at most 1 prompt x 1 completion); every optimizer step, at the end; ")
     epochs = evaluation_of(arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch"))
     assert "; after each pass over the prompts, at the end; " in epochs
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"

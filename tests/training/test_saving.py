@@ -22,6 +22,7 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_stream, write_tensors
+from swift_r1.training.memory import size_text
 from swift_r1.training.optimizer import OptimizerConfig
 
 CPU = torch.device("cpu")
@@ -150,7 +151,10 @@ def test_what_a_checkpoint_will_take_is_known_before(tiny_model: Path, tmp_path:
     made = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert saver.bytes_of_each("adamw_torch_fused") == pytest.approx(made, rel=0.1)
     assert saver.lack_of_room(1, "adamw_torch_fused") is None
-    assert "GiB that are free in" in str(saver.lack_of_room(1 << 50, "sgd"))
+    lack = str(saver.lack_of_room(1 << 50, "sgd"))
+    each = size_text(saver.bytes_of_each("sgd"))
+    assert each.endswith("iB") and not each.startswith("0")
+    assert lack.startswith(f"{1 << 50:,} checkpoints take about {each} each, and ") and " are free in " in lack
 
 
 def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: Path) -> None:

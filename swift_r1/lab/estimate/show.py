@@ -10,12 +10,10 @@ from swift_r1.lab.estimate.job import takes_turns
 from swift_r1.lab.estimate.layout import Estimate
 from swift_r1.lab.estimate.roles import Job
 from swift_r1.lab.estimate.split import Split
-from swift_r1.training.memory import GIB
+from swift_r1.training.memory import GIB, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_MIB = 2**20
 
 
 def show(job: Job, given: Estimate | None, split: Split | None, console: Console) -> None:
@@ -68,7 +66,7 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
     rate = f"{job.round.generated_tokens / one.step:,.0f} tokens/s"
     table.add_row("a round", seconds(one.step), f"{how}; {rate}", style="bold")
     console.print(table)
-    sent = ", ".join(f"{name} {_size(value)}" for name, value in one.bytes.items())
+    sent = ", ".join(f"{name} {size_text(value)}" for name, value in one.bytes.items())
     console.print(
         f"bytes of a push to each server, and of a completion from it: {sent}", soft_wrap=True, highlight=False
     )
@@ -146,9 +144,3 @@ def seconds(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f} s"
     return f"{value:.2g} s" if value < 10 else f"{value:.1f} s"
-
-
-def _size(value: float) -> str:
-    if value >= GIB:
-        return f"{value / GIB:.2f} GiB"
-    return f"{value / _MIB:.1f} MiB" if value >= _MIB else f"{value / 1024:.1f} KiB"

@@ -31,6 +31,7 @@ from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.environments.registering import register_environment
 from swift_r1.record.reporters import tracker_faults
 from swift_r1.rewards import orms
+from swift_r1.runtime.libraries import vllm_faults
 
 _logger = logging.getLogger("swift_r1.data")
 
@@ -59,6 +60,7 @@ def check_inputs(
         *hub_faults(args),
         *known_faults,
         *trainer_faults(args, world),
+        *(vllm_faults() if args.colocates else ()),
     ]
     if args.vllm_server_file is not None and world.node_rank == 0:
         from swift_r1.wire.server_file import server_file_faults

@@ -18,6 +18,7 @@ from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 
 RIGHT = "right"
 WRONG = "wrong"
+EMPTY = "empty"
 OF_EPISODES = ("gym_reward", "agent_reward")  # what these judge is no made-up completion
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
 _LONG = "<think>" + "and then I try the next one, which is 7 " * 500
@@ -42,7 +43,7 @@ class MadeUpInfos(dict[str, Any]):
 
 def ordinary(gold: str | None) -> dict[str, str]:
     """What a model may well say: one group. `gold` is a right completion, where one is known."""
-    some = {"empty": "", "long": _LONG, "garbage": _GARBAGE}
+    some = {EMPTY: "", "long": _LONG, "garbage": _GARBAGE}
     return {WRONG: _NO_IDEA, **some} if gold is None else {RIGHT: gold, WRONG: made_wrong(gold), **some}
 
 
@@ -139,8 +140,9 @@ def try_rewards(
         first, second = (_score(pool, batch, working) for _ in range(2))
     dangerous = made_up_batch(rows[:1], [_HOSTILE], args.max_completion_length, prefix)
     kinds = [kind for group in groups for kind in group]
+    ids = [str(row["prompt_id"]) for row, group in zip(rows, groups, strict=True) for _ in group]
     reports = {
-        column.name: _report(column, column, None, list(groups[0]), 1000 * column.seconds)
+        column.name: _report(column, column, None, list(groups[0]), ids, 1000 * column.seconds)
         for column in tried
         if column.name not in working
     }
@@ -150,7 +152,7 @@ def try_rewards(
         limited = replace(args, reward_timeout=limit, reward_num_workers=1)
         with RewardPool(limited, [column.name], load) as pool:
             (hurt,) = pool.score(dangerous)
-        reports[column.name] = _report(column, again, hurt, kinds, 1000 * seconds)
+        reports[column.name] = _report(column, again, hurt, kinds, ids, 1000 * seconds)
     return [reports[name] for name in names]
 
 
@@ -161,21 +163,29 @@ def _score(pool: RewardPool, batch: RewardBatch, names: Sequence[str]) -> list[R
 
 
 def _report(
-    column: RewardColumn, again: RewardColumn, hurt: RewardColumn | None, kinds: Sequence[str], milliseconds: float
+    column: RewardColumn,
+    again: RewardColumn,
+    hurt: RewardColumn | None,
+    kinds: Sequence[str],
+    ids: Sequence[str],
+    milliseconds: float,
 ) -> RewardReport:
     values = _by_kind(column, kinds)
-    problems = [f"{kind}: {cause}" for kind, cause in _causes(column, kinds).items()]
+    problems = [f"{kind}: {cause}" for kind, cause in _causes(column, kinds, ids).items()]
     broken = bool(problems)
     if all(value is None for value in column.values):
         problems.append("no opinion on any completion")
     if any(_differ(one, other) for one, other in zip(column.values, again.values, strict=True)):
         problems.append("not deterministic: the same completions got other values the second time")
-    hostile = {} if hurt is None else _causes(hurt, list(_HOSTILE))
+    hostile = {} if hurt is None else _causes(hurt, list(_HOSTILE), ())
     if _EVERY not in hostile:  # else said above already
         problems += [f"{kind} (hostile): {cause}" for kind, cause in hostile.items() if kind != WRONG]
     tells = _tells_right(values)
+    earned = [value for value in values[EMPTY] if value is not None and value > 0]
     if tells is False:
         problems.append("does not give a right answer more than a wrong one")
+    elif earned:
+        problems.append(f"gives an empty completion {max(earned):g}")
     if hurt is not None:
         values |= {kind: found for kind, found in _by_kind(hurt, list(_HOSTILE)).items() if kind not in values}
     return RewardReport(column.name, not broken, tuple(problems), values, milliseconds, tells)
@@ -186,11 +196,13 @@ def _by_kind(column: RewardColumn, kinds: Sequence[str]) -> dict[str, tuple[floa
     return {kind: tuple(value for one, value in pairs if one == kind) for kind in kinds}
 
 
-def _causes(column: RewardColumn, kinds: Sequence[str]) -> dict[str, str]:
-    """The first cause of each kind that has an invalid value; one line where all of them have the same."""
+def _causes(column: RewardColumn, kinds: Sequence[str], ids: Sequence[str]) -> dict[str, str]:
+    """The first cause of each kind that has an invalid value, with its row where it is not that of all (`ids`); one
+    line where all kinds have the same."""
     causes: dict[str, str] = {}
+    some = len({ids[bad.index] for bad in column.invalid}) < len(set(ids)) if ids else False
     for bad in column.invalid:
-        causes.setdefault(kinds[bad.index], bad.cause)
+        causes.setdefault(kinds[bad.index], f"row {ids[bad.index]}: {bad.cause}" if some else bad.cause)
     if len(set(causes.values())) == 1 and set(causes) == set(kinds):
         return {_EVERY: next(iter(causes.values()))}
     return causes

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.data.loading import load_rows
+from swift_r1.data.loading import LoadedData, load_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
@@ -161,7 +161,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
             )
             report.faults += template_faults(args, encoder) if args.calls_tools else []
         sources = open_sources(args.dataset, use_hf=args.use_hf)
-        rows = [row for source in sources for row in _rows(args, source, encoder, report)]
+        left_out = Drops()
+        rows = [row for source in sources for row in _rows(args, source, encoder, report, left_out)]
         # All that a run would have, unless they are made, or read while it trains.
         is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
         parts: list[Sequence[Row]] = [rows]
@@ -169,6 +170,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
             data = load_rows(args.data_flags)
             parts = [data.train, data.eval]
             report.notes += data_notes(args, data)
+            report.notes += _notes_of_all(data, encoder, left_out)
         more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
         tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
         for name in dict.fromkeys(tried) if rows else ():
@@ -183,8 +185,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
             report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
             report.faults += report.agent.faults
         judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
-        if rows and names:
-            report.faults += column_faults(args, *(parts if args.dataset else [rows]))
+        lacking = column_faults(args, *(parts if args.dataset else [rows])) if rows and names else []
+        report.faults += lacking
+        if rows and names and not lacking:
             golds = right_completions(args.gold, report.plugins, judged, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if judged and not report.faults:
@@ -200,8 +203,24 @@ def run_checks(args: CheckArguments) -> CheckReport:
     return report
 
 
-def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport) -> list[Row]:
-    """The first rows of a dataset, which gets its entry in the report."""
+def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Drops) -> list[str]:
+    """What is left out of all rows, beside what the first ones of each dataset have said."""
+    notes = []
+    drops = data.drops
+    if drops.broken > left_out.broken:
+        others = "; ".join(example for example in drops.examples if example not in left_out.examples)
+        notes.append(
+            f"{drops.broken:,} of all {drops.seen:,} rows are left out{', for example ' * bool(others)}{others}"
+        )
+    if encoder is not None and encoder.truncation == "delete" and (long := len(encoder.too_long(data.train))):
+        notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
+    return notes
+
+
+def _rows(
+    args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport, left_out: Drops
+) -> list[Row]:
+    """The first rows of a dataset, which gets its entry in the report; `left_out` gets those that are."""
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
@@ -212,10 +231,12 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     except UsageError as error:
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
         return []
+    left_out.merge(drops)
     problems = [f"row left out: {example}" for example in drops.examples]
     if drops.broken > len(problems):
         problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
-    if encoder is not None and len(rows) < len(tried):
+    counted_later = rows and not args.streaming and not source.samples_itself  # with all other rows
+    if encoder is not None and len(rows) < len(tried) and not counted_later:
         problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
     if not tried:
         filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""

@@ -7,8 +7,9 @@ It speaks JSON lines over the socket FD. It is told what to run, and answers `{"
      "env_args": {...} | null}
 
 Then `{"begin": number, "environ": {...}, "row": {...}}` begins an episode and `{"end": number}` kills it. Either way
-`{"ended": number, "code": n, "result": text | null, "raised": text | null, "stdout": text, "stderr": text}` comes once
-the process and whatever it has started are gone. When the socket closes, all of them are killed.
+`{"ended": number, "code": n, "result": text | null, "raised": text | null, "given_up": [keys of calls], "stdout": text,
+"stderr": text}` comes once the process and whatever it has started are gone. When the socket closes, all of them are
+killed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gc
 import json
 import os
 import resource
+import secrets
 import selectors
 import signal
 import socket
@@ -32,13 +34,15 @@ from typing import Any, ClassVar, NoReturn
 
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
-from swift_r1.wire.sessions import EQUAL_CALLS
+from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 from swift_r1.workers.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
 
 _KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
 _READ = 1 << 16
 _MOST_FILES = 1 << 16
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_KEY = "idempotency-key"
+_TOLD = 100  # so many of the calls that were given up are named to the gateway with the next one
 MAX_RETRIES = 5  # of a call, by the client that classes get
 
 
@@ -170,7 +174,7 @@ class Parent:
         code = os.waitstatus_to_exitcode(status)
         result = episode.said["result"]
         if code == 0 and not result and self._order.command is None:
-            returned = {"raised": "its process ended before run returned"}
+            returned: dict[str, Any] = {"raised": "its process ended before run returned"}
         else:
             returned = _returned(result)
         said = {name: episode.text(name) for name in ("stdout", "stderr")}
@@ -220,7 +224,7 @@ def mark_of(parent: int) -> str:
     return f"agents:{parent}"
 
 
-def _returned(said: bytearray) -> dict[str, str]:
+def _returned(said: bytearray) -> dict[str, Any]:
     """What an episode wrote to its pipe for results, nothing for a command."""
     if not said:
         return {}
@@ -235,41 +239,69 @@ def _play(name: str, row: Mapping[str, Any], out: int) -> int:
     sys.stdin = open(0)  # noqa: SIM115  open to the end
     sys.stdout = open(1, "w", buffering=1)  # noqa: SIM115  open to the end
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115  open to the end
+    given_up: list[str] = []
     try:
-        said = {"result": json.dumps(asyncio.run(_run(name, row)), default=_plain)}
+        said = {"result": json.dumps(asyncio.run(_run(name, row, given_up)), default=_plain)}
     except MemoryError:
         os._exit(MEMORY_EXIT)
     except BaseException as error:  # noqa: BLE001  a user's agent may raise anything, SystemExit too
         said = {"raised": describe(error)}
     for text in (sys.stdout, sys.stderr):
         text.flush()
-    data = json.dumps(said).encode()
+    data = json.dumps({**said, "given_up": given_up}).encode()
     while data:
         data = data[os.write(out, data) :]
     return 0
 
 
-async def _run(name: str, row: Mapping[str, Any]) -> Any:
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+async def _run(name: str, row: Mapping[str, Any], given_up: list[str]) -> Any:
+    """Plays the episode; `given_up` gets the keys of calls whose answers it has not read."""
+    from openai import APIConnectionError, AsyncOpenAI, DefaultAsyncHttpxClient
 
     from swift_r1.plugins.agents import agents
 
+    class Http(DefaultAsyncHttpxClient):
+        """Reads streams to their end too, which come as one chunk: a call is read or it is not."""
+
+        async def send(self, *request: Any, **options: Any) -> Any:
+            response = await super().send(*request, **options)
+            await response.aread()
+            return response
+
     class Client(AsyncOpenAI):
-        """Says of equal calls which one it is: they may arrive in another order than that of the agent."""
+        """Says of equal calls which one it is, since they may arrive in another order than that of the agent; and which
+        calls were given up, since their answers may be on the way."""
 
         made: ClassVar[Counter[str]] = Counter()  # by what they say; a process is one episode
+        under_way: ClassVar[set[asyncio.Future[None]]] = set()
 
         async def post(self, path: str, *, body: Any = None, options: Any = None, **more: Any) -> Any:
             options = dict(options or {})
             said = f"{path} {body}"
-            options["headers"] = {**(options.get("headers") or {}), EQUAL_CALLS: str(self.made[said])}
+            headers = dict(options.get("headers") or {})
+            key = next((value for name, value in headers.items() if name.lower() == _KEY), secrets.token_hex(8))
+            own = {_KEY: key, EQUAL_CALLS: str(self.made[said]), GIVEN_UP: ",".join(given_up[-_TOLD:])}
+            options["headers"] = own | headers
             self.made[said] += 1
-            return await super().post(path, body=body, options=options, **more)
+            over = asyncio.get_running_loop().create_future()
+            self.under_way.add(over)
+            try:
+                return await super().post(path, body=body, options=options, **more)
+            except (asyncio.CancelledError, GeneratorExit, APIConnectionError):
+                given_up.append(key)
+                raise
+            finally:
+                self.under_way.remove(over)
+                over.set_result(None)
 
     # The episode's own deadline ends what hangs: a wait for the model may be long.
-    http = DefaultAsyncHttpxClient(verify=_tls(), timeout=None)
+    http = Http(verify=_tls(), timeout=None)
     async with Client(max_retries=MAX_RETRIES, timeout=None, http_client=http) as client:
-        return await agents[name]().run(client, dict(row))
+        try:
+            return await agents[name]().run(client, dict(row))
+        finally:
+            if client.under_way:  # nobody has given them up: they count, however long they take
+                await asyncio.wait(client.under_way)
 
 
 @cache

@@ -30,6 +30,7 @@ _MOST_CALLS = 1000  # of an episode without --max_turns
 _KILL_S = 120.0  # for what was killed to be gone
 _NO_LATER_S = 0.02
 _CAUSES = 5  # of failures, that are printed after a round
+_QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 _SESSION = re.compile(wire.SESSION_ID)
 
 
@@ -157,6 +158,7 @@ class AgentRunner:
         group = request.request_id.rpartition("/")[0]
         limits = self.limits
         play = EndedEpisode(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
+        self.gateway.gateway.give_up(state, how.given_up)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation
@@ -242,11 +244,16 @@ class Episodes:
         return found
 
     def _report(self) -> None:
-        """One line for each cause of failure, the most frequent ones."""
-        failures = Counter(failure for task in self._tasks.values() if (failure := task.result().failure) is not None)
-        for failure, count in failures.most_common(_CAUSES):
-            logger.warning("%d of %d episodes have no reward: %s", count, len(self._tasks), failure)
-        more = len(failures) - _CAUSES
+        """One line for each cause of failure, the most frequent ones. Results that differ have one cause."""
+        failures = [failure for task in self._tasks.values() if (failure := task.result().failure) is not None]
+        causes = Counter(map(_cause, failures))
+        for cause, count in causes.most_common(_CAUSES):
+            alike = Counter(failure for failure in failures if _cause(failure) == cause)
+            example = ", for example" if len(alike) > 1 else ""
+            logger.warning(
+                "%d of %d episodes have no reward%s: %s", count, len(self._tasks), example, next(iter(alike))
+            )
+        more = len(causes) - _CAUSES
         if more > 0:
             logger.warning("%d more causes are in completions.jsonl (failure)", more)
 
@@ -322,6 +329,11 @@ class Episodes:
         if call is not None:
             call.episode.answered()
         return call
+
+
+def _cause(failure: str) -> str:
+    """Without the result itself, of which each episode may have another."""
+    return _QUOTED.sub("", failure) if failure.startswith("result:") else failure
 
 
 class ServedEpisodes:

@@ -8,7 +8,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class EpisodeExit:
         result: what a class returned, as JSON.
         raised: what a class raised, in one line.
         stdout, stderr: the end of what it wrote.
+        given_up: keys of the calls whose answers its `client` has not read.
     """
 
     code: int | None
@@ -37,6 +38,7 @@ class EpisodeExit:
     raised: str | None = None
     stdout: str = ""
     stderr: str = ""
+    given_up: Sequence[str] = ()
 
 
 class AgentProcesses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known; and
-    how many equal calls it has made before this one, which may come later."""
+    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known; how
+    many equal calls it has made before this one, which may come later; and the keys of calls that it has given up."""
 
     retried: bool = False
     key: str | None = None
     before: int = 0
+    given_up: Sequence[str] = ()
 
 
 class Gateway:
@@ -59,6 +60,16 @@ class Gateway:
         state = self.store.delete(name)
         for call in list(state.running):
             self._running[call].stop(HTTPError(404, f"session {name!r} was deleted"))
+
+    def give_up(self, state: SessionState, keys: Iterable[str]) -> None:
+        """Leaves calls out whose client has not read the answer and never will, whether it was there or not. What was
+        continued was read."""
+        for call in filter(None, map(state.called, keys)):
+            running = self._running.get(call)
+            if running is not None:
+                running.stop(HTTPError(499, "the client has given this call up"))
+            elif not call.children:
+                state.fail(call)
 
     def ask(
         self,
@@ -80,6 +91,7 @@ class Gateway:
             HTTPError: 403 where the session's limits are reached, 503 where the records have no room, 400 for a key
                 that belongs to another call.
         """
+        self.give_up(state, attempt.given_up)
         content = asked.content
         known = state.retry_of(content, attempt.retried, attempt.key)
         if known is not None:

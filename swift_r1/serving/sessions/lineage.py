@@ -40,6 +40,15 @@ class Lineage:
             self._written.add(call.keys[-1])
             self._by_head.setdefault(call.head, []).append(call)
 
+    def failed(self, call: ModelCall) -> None:
+        """The call is as if it had never been, answered or not."""
+        if call in self.running:
+            self.running.remove(call)
+            return
+        self.calls.remove(call)
+        if call.answer is not None:
+            self._by_head[call.head].remove(call)
+
     def place(self, asked: Asked, wording: ChatRenderer) -> Continuation:
         return self._chat(asked, wording) if asked.prompt is None else self._plain(asked.prompt, wording)
 

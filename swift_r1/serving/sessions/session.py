@@ -35,9 +35,8 @@ class SessionState:
         self.key = key
         self.began = self.used = clock()
         self.lineage = Lineage()
-        self.kinds: Counter[str] = Counter()
         self.overruled: Counter[str] = Counter()
-        self.retried = self.failed = self.tokens = self.bytes = 0
+        self.retried = self.failed = self.bytes = 0
         self.limited = False  # whether a call was refused since there is no more to be had
         self.on_growth: Callable[[int], None] = lambda _bytes: None
         self._clock = clock
@@ -50,6 +49,10 @@ class SessionState:
     def calls(self) -> list[ModelCall]:
         """Answered ones."""
         return self.lineage.calls
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(call.token_ids) for call in self.calls)
 
     @property
     def running(self) -> list[ModelCall]:
@@ -86,6 +89,10 @@ class SessionState:
             self.retried += 1
             self.used = self._clock()
         return known
+
+    def called(self, key: str) -> ModelCall | None:
+        """The call that came with this idempotency key."""
+        return self._by_key.get(key)
 
     def begin(
         self, asked: Asked, wording: ChatRenderer, key: str | None = None, before: int = 0
@@ -148,24 +155,25 @@ class SessionState:
             call.keys.append(asked.answer_key(answer))
             call.head = digest(call.head, call.keys[-1])
         call.held = len(canonical([asked.messages, asked.tools, asked.prompt, answer]))
-        tokens = len(call.added) + len(call.token_ids)
-        grown = _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens
-        parent = call.parent
-        if parent is not None and parent.asked.messages:
-            # What it said is part of this call's messages.
-            grown -= parent.held
-            parent.asked = Asked()
-            parent.answer = None
-            parent.held = 0
+        self._grow(_size(call))
+        before = None if call.parent is None else call.parent.parent
+        if before is not None and before.asked.messages:
+            # What it said is part of the parent's messages, and the parent stays: its answer was read.
+            self._grow(-before.held)
+            before.asked = Asked()
+            before.answer = None
+            before.held = 0
         self.lineage.answered(call)
-        self.kinds[call.kind] += 1
-        self.tokens += len(token_ids)
-        self.bytes += grown
-        self.on_growth(grown)
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
+        self.on_growth(size)
 
     def fail(self, call: ModelCall) -> None:
-        """The call has no answer, and leaves no trace but in the counts."""
-        self.running.remove(call)
+        """The call has no answer, or its client has given it up: it leaves no trace but in the counts."""
+        self.lineage.failed(call)
+        if call.finish_reason is not None:
+            self._grow(-_size(call))
         same = self._by_content[call.content]
         del same[call.again]
         if not same:
@@ -190,10 +198,16 @@ class SessionState:
             running=len(self.running),
             tokens=self.tokens,
             seconds=self._clock() - self.began,
-            kinds=dict(self.kinds),
+            kinds=Counter(call.kind for call in self.calls),
             retried=self.retried,
             failed=self.failed,
             overruled=dict(self.overruled),
             calls=tuple(calls),
             sequences=tuple(sequences),
         )
+
+
+def _size(call: ModelCall) -> int:
+    """Bytes of an answered call."""
+    tokens = len(call.added) + len(call.token_ids)
+    return _BYTES_PER_CALL + call.held + _BYTES_PER_MESSAGE * len(call.keys) + _BYTES_PER_TOKEN * tokens

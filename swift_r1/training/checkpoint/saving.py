@@ -30,6 +30,7 @@ from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_tensors
 from swift_r1.training.checkpoint.upload import Uploader
+from swift_r1.training.memory import size_text
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -84,9 +85,10 @@ class Saver:
         free = shutil.disk_usage(self.run_dir).free
         if size <= free:
             return None
+        each = size_text(size / count)
+        what = f"a checkpoint takes about {each}" if count == 1 else f"{count:,} checkpoints take about {each} each"
         return (
-            f"{count} checkpoint{'s' * (count != 1)} of about {size / count / 2**30:,.2f} GiB do not fit into the "
-            f"{free / 2**30:,.2f} GiB that are free in {self.run_dir}: make room, or give --save_total_limit, "
+            f"{what}, and {size_text(free)} are free in {self.run_dir}: make room, or give --save_total_limit, "
             "--save_only_model true or another --output_dir"
         )
 
