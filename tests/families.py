@@ -24,6 +24,8 @@ _LATENT = {
     "routed_scaling_factor": 1.5,
     **_MOE,
 }
+_INDEXER = {"index_topk": WINDOW, "index_head_dim": 96, "index_n_heads": 16}
+"""Of so many heads that no two keys have the same score: with few, those that all heads leave at 0 are equal."""
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -83,6 +85,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
     "deepseek_v3": {**_LATENT, "topk_method": "noaux_tc"},  # a field of its checkpoints, read by vLLM alone
+    "deepseek_v32": {**_LATENT, **_INDEXER},
+    "deepseek_v4": {
+        **_MOE,
+        **_INDEXER,
+        "n_routed_experts": 4,
+        "head_dim": 64,
+        "partial_rotary_factor": 0.5,
+        "q_lora_rank": 24,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "sliding_window": WINDOW,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "mlp_layer_types": ["hash_moe", "moe"],
+    },
+    "kimi_linear": {
+        **{name: value for name, value in _LATENT.items() if name != "q_lora_rank"},
+        "num_experts": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_head_dim": 32,
+        "linear_num_heads": 2,
+    },
+    "minicpm3": {
+        "num_key_value_heads": 2,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "scale_emb": 4,
+        "dim_model_base": 32,
+    },
+    "lfm2_moe": {"num_experts": 4, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"], **_MOE},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "layer_types": _MIXED},
     "gpt2": {"n_positions": 1024, "n_embd": 64, "n_layer": 2, "n_head": 2},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
@@ -191,7 +226,10 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
         "image_token_index": 104,
     },
     "glm4v": {
-        "text_config": {"rope_parameters": {**_SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}},
+        "text_config": {
+            "rope_parameters": {**_SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
+            "attention_bias": True,  # of its checkpoints, read by vLLM alone
+        },
         "vision_config": {**_QWEN_TOWER, "image_size": 16},
         **_TOKENS,
     },

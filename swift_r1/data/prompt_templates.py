@@ -58,6 +58,7 @@ TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
 
 _CUT = "swift-r1-cut-9d27e4"  # in rendered text: tokens end here
 _MARKER = "swift-r1-text-c41f0a"  # a message's text where only what the template puts after it is wanted
+_NO_TEXT = re.compile("(?<![a-z])(image|img|video|audio|vision|media|patch)", re.IGNORECASE)
 _THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
 _OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
 _SAID = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # transformers' tags around what the model says
@@ -174,7 +175,8 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
     """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them. The text
-    is for `token_ids` and `plain`: what tools answered is cut there where it spells a token that has a meaning."""
+    is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a part of an image,
+    video or sound, and what tools answered where it spells any token that has a meaning."""
     import jinja2  # `from` looks for a module of that name each time
 
     in_parts = _wants_parts(tokenizer, str(given.get("chat_template") or tool_template(tokenizer)))
@@ -245,10 +247,10 @@ def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) ->
     if calls:
         own["tool_calls"] = [{**one, "function": _with_object(one["function"])} for one in calls]
         own["content"] = own.get("content") or ""
-    if own.get("role") == "tool" and isinstance(own["content"], str):
-        own["content"] = _markup(tokenizer).sub(rf"\1{_CUT}", own["content"])
-    if in_parts and isinstance(own["content"], str):
-        own["content"] = [{"type": "text", "text": own["content"]}]
+    if isinstance(own.get("content"), str):
+        own["content"] = _markup(tokenizer, own.get("role") == "tool").sub(rf"\1{_CUT}", own["content"])
+        if in_parts:
+            own["content"] = [{"type": "text", "text": own["content"]}]
     return own
 
 
@@ -262,14 +264,17 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else dict(function)
 
 
-def _markup(tokenizer: Any) -> re.Pattern[str]:
-    """The first character of each text that is one token with a meaning: special, or a tag."""
+@lru_cache(maxsize=8)
+def _markup(tokenizer: Any, whole: bool) -> re.Pattern[str]:
+    """The first character of each text that is one token with a meaning: special, or a tag. Without `whole` only of
+    those that stand for a part of an image, video or sound."""
     names = {
         str(about.content)
         for about in getattr(tokenizer, "added_tokens_decoder", {}).values()
         if about.special or re.fullmatch(r"<.+>", about.content)
     }
-    names |= {str(one) for one in tokenizer.all_special_tokens}
+    names |= {str(one) for one in getattr(tokenizer, "all_special_tokens", ())}
+    names = names if whole else set(filter(_NO_TEXT.search, names))
     wanted = "|".join(re.escape(one) for one in sorted(names) if len(one) > 1)
     return re.compile(f"(?={wanted or '(?!)'})(.)", re.DOTALL)
 

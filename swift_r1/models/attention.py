@@ -27,6 +27,8 @@ from swift_r1.runtime.sequence_parallel import SequenceGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+INDEXED = "indexed_attention"
+"""Layers that choose which keys a query sees (DeepSeek-V3.2), by a mask that transformers gives to its own SDPA."""
 _NAME = "swift_r1_packed"
 _BLOCK = 512  # tokens of a completion whose attention is computed together
 
@@ -222,9 +224,13 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Lets a model with SDPA attention take packed rows too; one with another attention stays as it is."""
     config = model.config.get_text_config()
-    # Gemma 2 caps attention's scores, which transformers' SDPA silently leaves out: it gets eager attention.
-    if config._attn_implementation == "sdpa":
-        config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else _NAME
+    if config._attn_implementation != "sdpa":
+        return
+    if getattr(config, "attn_logit_softcapping", None):
+        # Gemma 2 caps attention's scores, which transformers' SDPA silently leaves out: it gets eager attention.
+        config._attn_implementation = "eager"
+    elif INDEXED not in (getattr(config, "layer_types", None) or ()):
+        config._attn_implementation = _NAME
 
 
 def takes_packed_rows(model: PreTrainedModel) -> bool:

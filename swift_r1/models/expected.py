@@ -83,6 +83,23 @@ def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     return converted
 
 
+def module_in_checkpoint(model: nn.Module, module: str) -> str:
+    """The name that a linear module of `model` has in its checkpoint."""
+    import torch
+
+    (weight,) = as_in_checkpoint(model, {f"{module}.weight": torch.empty(0)})
+    return weight.removesuffix(".weight")
+
+
+def adapter_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an adapter by the names that its modules have in the checkpoint of `model`: vLLM knows no others."""
+    found = {}
+    for name, tensor in weights.items():
+        module, lora, kind = name.removeprefix(_PEFT_PREFIX).partition(".lora_")
+        found[_PEFT_PREFIX + module_in_checkpoint(model, module) + lora + kind] = tensor
+    return found
+
+
 def adapter_name(parameter: str, adapter: str = "default") -> str:
     """peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
     name = parameter.replace(".modules_to_save.", ".").replace(f".{adapter}.", ".")

@@ -185,6 +185,9 @@ def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
         for name in rates:
             dropout = dropout or getattr(module, name) > 0
             setattr(module, name, 0.0)
+    for name, parameter in model.named_parameters():
+        if ".indexer." in name:  # which keys are chosen has no gradient (DeepSeek-V3.2): no decay either
+            parameter.requires_grad_(False)
     if dropout:
         logger.info(
             "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.adapters import WEIGHTS, AdapterArguments, adapter_flags
-from swift_r1.models.expected import adapter_name
+from swift_r1.models.expected import adapter_name, module_in_checkpoint
 from swift_r1.models.weights import ADAPTER, added_weights, output_head
 from swift_r1.wire.protocol import AdapterConfig
 
@@ -119,7 +119,7 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
     experts = _expert_modules(model)
     if modules == [ALL_LINEAR] and experts:
         head = output_head(model)
-        own = (one for one in linear if model.get_submodule(one) is not head)
+        own = (one for one in linear if model.get_submodule(one) is not head and ".indexer." not in one)
         modules = sorted({one.rpartition(".")[2] for one in own} - experts)
     chosen = filter(settings.adapts, linear) if settings.target_regex else modules
     found = sorted(experts & {module.rpartition(".")[2] for module in chosen})
@@ -244,7 +244,10 @@ def adapter_config(model: nn.Module, settings: LoraSettings) -> AdapterConfig:
     if settings.target_regex is not None or modules == {ALL_LINEAR}:
         adapted = set(_lora_layers(model))
         names = {name for name, module in model.named_modules() if module in adapted}
-        modules = names if settings.target_regex is not None else {name.rpartition(".")[2] for name in names}
+        if settings.target_regex is not None:
+            modules = {module_in_checkpoint(model, name) for name in names}
+        else:
+            modules = {name.rpartition(".")[2] for name in names}
     return AdapterConfig(
         rank=settings.rank, alpha=settings.alpha, target_modules=tuple(sorted(modules)), rslora=settings.rslora
     )

@@ -23,6 +23,7 @@ from swift_r1.rewards.orm import ORM, orms
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
 _WORDS = re.compile(r"(?=.*[A-Za-z]{2})[-\w.,:;%'!? ]*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
 _IN_DOLLARS = re.compile(r"\$+([^$]*)\$+\.?")
 _ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")  # where the library finds an answer in a text
 
@@ -143,7 +144,8 @@ class MathTagStrict(Math):
 
 
 class MathAccuracy(ORM):
-    """math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`.
+    """math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`, which also reads the
+    end of a sentence that is plain text.
 
     A solution that math_verify cannot read gives no opinion (None), where ms-swift's gives 0: the completion is not to
     blame.
@@ -202,8 +204,19 @@ def _read_answer(completion: str) -> tuple[list[Any], str]:
     )
     boxed = last_boxed(completion)
     read = parsed(completion, extraction_config=[latex], extraction_mode="first_match")
+    said = _end_of_sentence(completion) if boxed is None and not (read and _ANCHOR.search(completion)) else ""
+    if said:
+        # In words it is compared as text alone: in "17 or 18" the library would find either.
+        return [] if _WORD.search(said) else _read(said), tidied(said)
     text = next((one for one in read if isinstance(one, str)), "") if boxed is None else boxed
     return read, tidied(text)
+
+
+def _end_of_sentence(completion: str) -> str:
+    """What the last line says behind its last `is`, without the full stop and Markdown's stars; "" where it has none,
+    or says more than an answer."""
+    _, found, said = completion.rstrip().rpartition("\n")[2].rpartition(" is ")
+    return said.rstrip("*. ").lstrip("* ") if found and len(said) <= MAX_READ else ""
 
 
 class CosineReward(ORM):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
-from swift_r1.models.expected import as_in_checkpoint
+from swift_r1.models.expected import adapter_in_checkpoint, as_in_checkpoint
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
@@ -173,8 +173,9 @@ class ServerRollouts:
         gathered = self.backend.weight_buckets(weights, on_host=on_host)
 
         def buckets() -> Iterator[Tensors]:
+            named = as_in_checkpoint if self._adapter is None else adapter_in_checkpoint
             for bucket in gathered:
-                yield bucket if self._adapter is not None else list(as_in_checkpoint(model, dict(bucket)).items())
+                yield list(named(model, dict(bucket)).items())
 
         def send(pool: ServerPool) -> None:
             try:

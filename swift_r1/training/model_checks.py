@@ -81,14 +81,14 @@ def why_not_packed(backend: Backend, form: Form) -> str:
     own_attention = takes_packed_rows(backend.model)
     config = backend.model.config.get_text_config()
     sequence = backend.ranks.sequence
+    kinds = other_layers(config)
+    if kinds:
+        return f"{name} has {', '.join(kinds)} layers, and only plain attention can be packed"
     if not own_attention and (form.shared or sequence is not None):
         what = "share a prompt" if form.shared else "be spread over ranks"
         return f"{name} attends by {config._attn_implementation}, and only SDPA can {what}"
     if sequence is not None and (heads := config.num_attention_heads) % sequence.size:
         return f"its {heads} attention heads do not divide among {sequence.size} ranks"
-    kinds = other_layers(config)
-    if kinds:
-        return f"{name} has {', '.join(kinds)} layers, and only attention can be packed"
     tokens = probe_tokens(32, backend.model.config)
     # Two prompts with two completions each.
     prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]

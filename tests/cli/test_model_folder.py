@@ -65,6 +65,14 @@ def test_towers_are_refused_where_the_language_model_cannot_run_alone(folder: Pa
     assert "is not a text model (siglip with a vision_config), nor one whose language model" in fault
 
 
+def test_gemma3n_is_refused_as_its_language_model_reads_what_its_towers_have(folder: Path) -> None:
+    reconfigure(folder, vision_config={}, audio_config={}, model_type="gemma3n", text_config={})
+    [fault] = model_faults(str(folder), {})
+    assert fault.endswith(
+        "is not a text model (gemma3n with a vision_config), nor one whose language model transformers can run alone"
+    )
+
+
 def test_an_unknown_architecture(folder: Path) -> None:
     reconfigure(folder, model_type="foo")
     with pytest.raises(UsageError, match=r"cannot load the config of .* model type `foo`"):

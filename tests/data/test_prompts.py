@@ -50,6 +50,27 @@ def row(content: str = "hello", **columns: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["<|image_pad|>", "<image_soft_token>", "<|image|>", "<|patch|>", "[IMG]", "<image>", "<IMG_CONTEXT>", "<|video|>"],
+)
+def test_a_word_for_a_part_of_an_image_is_text(tokenizer: Any, word: str) -> None:
+    """In as many tokens as it has characters here; other special tokens of a message stay what they are."""
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token="<|end|>",
+        unk_token="<unk>",
+        additional_special_tokens=[word],
+        chat_template=TEMPLATE,
+    )
+    placeholder = own.convert_tokens_to_ids(word)
+    assert own(word, add_special_tokens=False)["input_ids"] == [placeholder]
+    prompt = PromptEncoder(own, Wording(f"no {word}")).encode(row(f"What is {word}?<|end|>"))
+    assert prompt is not None and placeholder not in prompt.token_ids
+    assert prompt.text == f"<|system|>no {word}<|end|>\n<|user|>What is {word}?<|end|><|end|>\n<|assistant|>"
+    assert own.decode(list(prompt.token_ids)) == prompt.text and prompt.token_ids.count(own.eos_token_id) == 3
+
+
 def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
     prompt = PromptEncoder(tokenizer, Wording("be kind")).encode(row(target=5))
     assert prompt is not None

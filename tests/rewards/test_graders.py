@@ -532,6 +532,20 @@ def test_accuracy_reads_golds_as_people_store_them(gold: str) -> None:
         (r"\boxed{18}", ["17", "18"], 1.0),
         (r"\boxed{18}", 18, 1.0),
         (r"\boxed{18}", "As $9 * 2 = 18$, it is \\boxed{18}.", 1.0),
+        ("First 9, then twice that.\nThe answer is 18.", "18", 1.0),
+        ("The answer is **18.**", "$18$", 1.0),
+        ("So what is asked is 36/2", "18", 1.0),
+        ("The answer is $18 dollars.", "18", 1.0),
+        ("The answer is Monday.", r"\text{Monday}", 1.0),
+        ("The answer is 17 or 18.", "18", 0.0),
+        ("The answer is 18 or 17.", "18", 0.0),
+        ("The answer is 17, 18.", "18", 0.0),
+        ("The answer is 17. Or 18.", "18", 0.0),
+        ("The answer is 18. No, it is 17.", "18", 0.0),
+        ("The answer is not 18.", "18", 0.0),
+        ("The answer is at least 18.", "18", 0.0),
+        ("Which is 17 18", "18", 0.0),
+        ("18", "18", 0.0),
         (r"\boxed{18}", None, None),
         (r"\boxed{18}", [], None),
     ],
@@ -555,9 +569,11 @@ def test_accuracy_of_every_gold_answer_of_the_evaluation_sets(every: int) -> Non
     for item in _items()[::every]:
         gold = str(int(item)) if isinstance(item, float) else item
         for answer in gold if isinstance(gold, list) else [gold]:
-            texts = [boxed(answer.strip()), f"So the answer is ${answer.strip().strip('$')}$."]
+            plain = answer.strip().strip("$")
+            texts = [boxed(answer.strip()), f"So the answer is ${plain}$."]
+            texts += [f"So the answer is {plain}."] if "$" not in plain else []
             if answer.strip() not in UNREADABLE:
-                assert accuracy.call(texts, {"solution": [gold] * 2}) == [1.0, 1.0], answer
+                assert set(accuracy.call(texts, {"solution": [gold] * len(texts)})) == {1.0}, answer
 
 
 def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:

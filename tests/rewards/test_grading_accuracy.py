@@ -32,7 +32,8 @@ def test_no_near_answer_is_right_for_the_reward_accuracy(accuracy: ModuleType) -
     chosen = accuracy.pairs(accuracy.CHANGES, accuracy.gold_answers(DATA))[::10]
     texts = [accuracy.completion(answer, number) for number, (_, _, answer) in enumerate(chosen)]
     assert len(texts) == 200
-    assert build_reward("accuracy").call(texts, {"solution": [gold for _, gold, _ in chosen]}) == [0.0] * 200
+    texts += [f"So the answer is {answer}." for _, _, answer in chosen]
+    assert build_reward("accuracy").call(texts, {"solution": [gold for _, gold, _ in chosen] * 2}) == [0.0] * 400
 
 
 def test_no_near_answer_is_right_and_hardly_a_rewritten_one_is_wrong(accuracy: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.models.expected import adapter_shapes, expected_weights, write_adapter
+from swift_r1.models.expected import adapter_in_checkpoint, adapter_shapes, expected_weights, write_adapter
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import adapter_weights
@@ -23,6 +24,7 @@ from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import AdapterConfig, HTTPError, ServerRefused, tokenizer_hash
+from tests.families import save_family
 from tests.rollout.conftest import pool_of
 
 SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",), rslora=True)
@@ -140,6 +142,18 @@ def test_only_the_adapters_weights_travel(policy: torch.nn.Module, tiny_model: P
     assert "lm_head" not in config.target_modules and "q_proj" in config.target_modules
     whole = sum(weight.numel() for weight in policy.parameters())
     assert sum(weight.value().numel() for weight in adapter_weights(policy)) < whole / 2
+
+
+@pytest.mark.parametrize("regex", [None, r".*layers\.1.*q_proj"])
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_an_adapter_goes_by_the_names_of_the_checkpoint(tmp_path: Path, family: str, regex: str | None) -> None:
+    """Which are not those that transformers has in memory."""
+    folder, settings = save_family(tmp_path, family), replace(SETTINGS, target_regex=regex)
+    policy = load_model(folder, "float32", False, settings)
+    weights = {weight.name: weight.value() for weight in adapter_weights(policy)}
+    sent = {name: tuple(tensor.shape) for name, tensor in adapter_in_checkpoint(policy, weights).items()}
+    assert sent == adapter_shapes(expected_weights(str(folder)), adapter_config(policy, settings))
+    assert len(sent) == (2 if regex else 28) and sent.keys().isdisjoint(weights)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,8 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoConfig
 
-from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
+from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE, UsageError
+from swift_r1.flags.server import RolloutArguments
+from swift_r1.serving.engines.vllm_start import start_vllm
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.conftest import start_server, wait_until_gone
@@ -79,6 +83,25 @@ def test_vllm_beside_another_torch(tmp_path: Path, tiny_model: Path, monkeypatch
     assert done.returncode == EXIT_USAGE, done.stderr
     assert done.stderr.splitlines()[-1].endswith("needs torch 2.13, and 2.12.0 is installed: pip install torch==2.13.0")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("deepseek_v3", "vLLM's latent attention (MLA) computes another distribution on a CPU"),
+        ("deepseek_v32", "vLLM has no sparse attention on a CPU"),
+        ("kimi_linear", "vLLM has no kernels of Kimi Linear on a CPU"),
+        ("lfm2_moe", "vLLM computes another distribution of a mixture of LFM2's on a CPU"),
+        ("qwen3_next", "vLLM computes the layers of qwen3_next only in bfloat16 on a CPU"),
+        ("gpt_oss", "vLLM's engine ends at the first completion of a gpt-oss on a CPU"),
+    ],
+)
+def test_what_vllm_does_not_serve_on_a_cpu(tmp_path: Path, family: str, why: str) -> None:
+    if not pytest.importorskip("vllm.platforms").current_platform.is_cpu():
+        pytest.skip("vLLM is a GPU's here")
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(why) + ".* use the embedded engine"):
+        start_vllm(RolloutArguments(model=str(tmp_path), torch_dtype="float32"), 0)
 
 
 def test_https(tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any], monkeypatch: Any) -> None:

@@ -35,11 +35,11 @@ from tests.families import FAMILIES, MULTIMODAL, WINDOW, family_class, save_fami
 CPU = torch.device("cpu")
 PACKED = Form(packed=True)
 NOT_PACKED = {
-    **{name: {PACKED, SHARED} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
-    "gpt_oss": {PACKED, SHARED},
+    **{name: {PACKED, SHARED} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "lfm2_moe")},
+    **{name: {PACKED, SHARED} for name in ("deepseek_v32", "deepseek_v4", "gpt_oss")},
     "gemma2": {SHARED},
 }
-"""Where a completion would see others, or attention is not SDPA's: prompts are then computed for each."""
+"""Where a completion would see others, or attention is not plain SDPA's: prompts are then computed for each."""
 NOISE = 1e-4
 GENERATOR = torch.Generator().manual_seed(0)
 VOCAB = 102
@@ -102,6 +102,9 @@ def test_logprobs_and_gradients_are_the_models_own(family):
         trained = dict(family.backend.model.named_parameters())
         assert expected.keys() - trained.keys() == tower_names(family.plain) & expected.keys()
         for name, parameter in trained.items():
+            if ".indexer." in name:  # which keys are chosen has no gradient
+                assert not parameter.requires_grad and expected[name] is None
+                continue
             # Some, as that of a bias that all keys share, are 0 but for rounding.
             scale = expected[name].abs().max() + 1e-3 * largest
             torch.testing.assert_close(parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0)
@@ -109,6 +112,10 @@ def test_logprobs_and_gradients_are_the_models_own(family):
 
 @torch.no_grad()
 def test_the_embedded_engine_samples_from_the_model(family):
+    if family.name == "deepseek_v4":
+        with pytest.raises(UsageError, match="no cache for the compressed_sparse_attention, heavily_compressed_att"):
+            TransformersEngine(family.backend.model, None, (2,), 0)
+        return
     engine = TransformersEngine(family.backend.model, None, (2,), 0)
     check_engine(engine)
     sampling = SamplingParams(max_tokens=24)

@@ -10,15 +10,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, get_layer_types_and_kwargs
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    get_layer_types_and_kwargs,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from swift_r1.errors import UsageError
+from swift_r1.models.attention import INDEXED
 from swift_r1.wire.protocol import SamplingParams
 
 _NAME = "swift_r1_decode"
 _ATTENDING = {"full_attention", "sliding_attention"}
-_STATEFUL = {"linear_attention", "conv"}  # with a state of fixed size in place of keys and values
+_AS_THEY_ARE = {"linear_attention", "conv", "hybrid", INDEXED}
+"""Layers that keep something else than keys and values, or more, in a cache of transformers' own."""
 
 
 class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __init_subclass__ has no types
@@ -118,7 +127,7 @@ class Groups:
 
 
 class AppendCache(Cache):
-    """An `AppendLayer` for each layer that attends; transformers' own for one that keeps a state instead. `config` is
+    """An `AppendLayer` for each layer that attends and does nothing else; transformers' own for the others. `config` is
     of a text model that `check_layers` accepts."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -141,7 +150,12 @@ class AppendCache(Cache):
 
     def bytes_per_token(self) -> int:
         """Of one row, for each token that attention reads; known once a token was read."""
-        held = [side for layer in self.layers if isinstance(layer, AppendLayer) for side in (layer.keys, layer.values)]
+        held: list[Any] = []
+        for layer in self.layers:
+            if isinstance(layer, AppendLayer | DynamicLayer):
+                held += [layer.keys, layer.values]
+            if isinstance(layer, DynamicIndexedLayer) and layer.indexer_keys is not None:
+                held.append(layer.indexer_keys[:, None])
         return sum(side.shape[1] * side.shape[3] * side.itemsize for side in held)
 
 
@@ -152,7 +166,7 @@ def other_layers(config: PreTrainedConfig) -> list[str]:
 
 def check_layers(config: PreTrainedConfig) -> None:
     """Raises UsageError for a text model with layers that no cache here can serve."""
-    unknown = [kind for kind in other_layers(config) if kind not in _STATEFUL]
+    unknown = [kind for kind in other_layers(config) if kind not in _AS_THEY_ARE]
     if unknown:
         raise UsageError(
             f"the embedded engine has no cache for the {', '.join(unknown)} layers of {config.model_type}; use `swift "

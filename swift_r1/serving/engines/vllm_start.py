@@ -24,6 +24,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("swift_r1.serving.vllm")
 
 _CPU_CACHE_BYTES = 2 << 30
+_LATENT = "vLLM's latent attention (MLA) computes another distribution"
+_SPARSE = "vLLM has no sparse attention"
+_NOT_ON_A_CPU = {
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _SPARSE,
+    "deepseek_v4": _SPARSE,
+    "glm_moe_dsa": _SPARSE,
+    "kimi_linear": "vLLM has no kernels of Kimi Linear",
+    "lfm2_moe": "vLLM computes another distribution of a mixture of LFM2's",
+    "gpt_oss": "vLLM's engine ends at the first completion of a gpt-oss",
+}
+"""Families that vLLM 0.32 does not serve there."""
+_BF16_ON_A_CPU = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
+"""Else its engine ends at the first completion."""
 _WORKER = "swift_r1.serving.engines.vllm_worker.SwiftWorker"
 _CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -36,8 +51,10 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
         raise UsageError(missing)
     from swift_r1.models.multimodal import is_multimodal
     from swift_r1.models.shape import transformers_config
+    from swift_r1.serving.engines.decoding import other_layers
 
-    if is_multimodal(transformers_config(config.model)) and find_spec("torchvision") is None:
+    known = transformers_config(config.model)
+    if is_multimodal(known) and find_spec("torchvision") is None:
         raise UsageError(
             f"--model {config.model} is multimodal, and vLLM's class for it needs torchvision, also for texts: install "
             "the build that belongs to this torch, or use the embedded engine"
@@ -45,7 +62,19 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
+    if not has_gpu and (why := _NOT_ON_A_CPU.get(known.model_type)):
+        raise UsageError(
+            f"--model {config.model}: {why} on a CPU: use the embedded engine (--use_vllm false), or a GPU"
+        )
+    if not has_gpu and other_layers(known.get_text_config()):
+        # Of layers that keep a state vLLM caches prefixes only where it reads prompts in steps (see below).
+        config = replace(config, vllm_enable_prefix_caching=False)
     arguments = engine_arguments(config, has_gpu)
+    if not has_gpu and known.model_type in _BF16_ON_A_CPU and arguments["dtype"] != "bfloat16":
+        raise UsageError(
+            f"--model {config.model}: vLLM computes the layers of {known.model_type} only in bfloat16 on a CPU: give "
+            "--torch_dtype bfloat16, or use the embedded engine"
+        )
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
 
