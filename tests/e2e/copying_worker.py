@@ -5,9 +5,9 @@ import sys
 
 import torch
 
-from swift_r1.training import worker
+from swift_r1.cli import rank
 
 torch.Tensor.cpu = lambda self: self.to("cpu", copy=True)
 
 if __name__ == "__main__":
-    sys.exit(worker.main(sys.argv[1:]))
+    sys.exit(rank.main(sys.argv[1:]))

@@ -15,8 +15,7 @@ from swift_r1.flags.eval_tasks import BOXED
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.training.evaluation.evaluate import plain_means
 from tests import forks
-
-from .conftest import rows_of
+from tests.lab.evaluation.conftest import rows_of
 
 PLUGIN = Path(__file__).parents[2] / "e2e" / "digits_plugin.py"
 

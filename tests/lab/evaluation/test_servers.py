@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
-
-from ..conftest import KillableServer, ServerProcess, start_tiny_server, wait_until_serving
-from .conftest import rows_of
+from tests.conftest import KillableServer, ServerProcess, start_tiny_server, wait_until_serving
+from tests.lab.evaluation.conftest import rows_of
 
 Evaluate = Callable[..., Path]
 

@@ -23,8 +23,7 @@ from swift_r1.lab.evaluation.engine import InProcessEngine
 from swift_r1.rewards.graders import grade_gsm8k
 from swift_r1.rewards.orm import orms
 from swift_r1.training.evaluation.questions import evaluation_seeds
-
-from .conftest import eval_words, rows_of
+from tests.lab.evaluation.conftest import eval_words, rows_of
 
 Evaluate = Callable[..., Path]
 

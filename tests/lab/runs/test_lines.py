@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.lab.runs import lines
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.query import CompletionQuery
+from swift_r1.record import lines
 from swift_r1.record.lines import GrowingFile, json_rows, read_rows
 from tests.lab.runs.made import completions, write_rows
 

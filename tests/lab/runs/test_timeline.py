@@ -14,9 +14,8 @@ from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view.trace import write_trace
 from swift_r1.record.folder import find_runs
 from swift_r1.runtime.processes import run_folder_held
-
-from .made import make_run
-from .timed import START, write_events, write_spans
+from tests.lab.runs.made import make_run
+from tests.lab.runs.timed import START, write_events, write_spans
 
 
 def timeline_of(run: Path) -> Timeline:
