@@ -78,7 +78,9 @@ def test_ppo_compares_with_the_whole_step(tiny_model: Path, tmp_path: Path) -> N
     assert found["level"] == "learnable" and found["own_size"] == 8 and found["groups_per_step"] == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_it_and_leaves_nothing(tiny_model: Path, tmp_path: Path, number: int, code: int) -> None:
     loads, own = tmp_path / "loads", tmp_path / "own"
     own.mkdir()

@@ -150,7 +150,7 @@ def test_rewards(recorded, tmp_path):
 @pytest.mark.parametrize(
     ("processes", "flags"),
     [
-        (2, {"per_device_train_batch_size": 4, "max_steps": 5}),
+        pytest.param(2, {"per_device_train_batch_size": 4, "max_steps": 5}, marks=pytest.mark.long),
         (2, {"per_device_train_batch_size": 4, "max_steps": 5, "deepspeed": "zero3"}),
         (1, {"rlhf_type": "ppo", "steps_per_generation": [], "num_mini_batches": 2, "kl_coef": 0.1, "beta": []}),
         (1, {"dynamic_sample": "true", "temperature": 0.2}),

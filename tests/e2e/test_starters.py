@@ -16,7 +16,10 @@ from tests.rewards.test_judge import Server
 SMALL = "--max_steps 2 --num_generations 4 --per_device_train_batch_size 8 --max_completion_length 8 --max_length 400"
 
 
-@pytest.mark.parametrize("task", TASKS)
+LONG = ("format", "code")
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, marks=pytest.mark.long if task in LONG else ()) for task in TASKS])
 def test_a_starter_trains(task: str, tmp_path: Path, tiny_model: Path) -> None:
     write_starter(tmp_path, task, str(tiny_model))
     words = ["-m", "swift_r1", "rlhf", "run.yaml", *SMALL.split(), "--add_version", "false"]

@@ -92,7 +92,14 @@ def test_values_are_those_of_a_slow_recomputation(rlhf, tiny_model):
 
 
 @pytest.mark.parametrize(
-    "backend", [{}, {"deepspeed": "zero3"}, {"fsdp": "fsdp2"}, {"sequence_parallel_size": 2}], ids=str
+    "backend",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"deepspeed": "zero3"},
+        pytest.param({"fsdp": "fsdp2"}, marks=pytest.mark.long),
+        {"sequence_parallel_size": 2},
+    ],
+    ids=str,
 )
 def test_two_ranks_record_what_one_does(rlhf, tiny_model, tmp_path, backend):
     flags = {"max_steps": 2, "beta": 0.1, "log_tokens": "all", "deterministic": "true"}

@@ -292,6 +292,7 @@ def test_a_server_that_is_getting_its_weights_is_waited_for(
     assert may_load.is_set()
 
 
+@pytest.mark.long
 def test_200_joins_and_leaves_leave_nothing_behind(begin: Any, serve: Any) -> None:
     one, other = serve(), serve()
     run = begin(one)
