@@ -14,16 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.demo import DemoArguments
-from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
 from swift_r1.launch.engines import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
@@ -39,6 +40,22 @@ swift demo
 swift demo --seed 1 --algorithm ppo
 swift demo --server
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoArguments(Command):
+    """Demo."""
+
+    command: ClassVar[str] = "demo"
+    seed: int = flag(0, "of the model, the warm start and the run", at_least=0)
+    output_dir: str = flag("output/countdown_demo", "a folder with the time as its name is made in it")
+    server: bool = flag(False, "rollouts from vLLM over HTTP, ZeRO-3 on two processes")
+    algorithm: str = flag("grpo", "what trains", choices=("grpo", "ppo"))
+    warm_start: str | None = flag(None, "folder of a model that has been warm-started, to compare on")
+    steps: int | None = flag(None, "optimizer steps (default: 48 of GRPO, 96 of PPO)", at_least=1)
+    warm_start_steps: int | None = flag(None, "steps of the supervised phase (default: 880)", at_least=1)
+
+
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
 FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")

@@ -7,14 +7,35 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import chdir
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
+from typing import ClassVar
 
 from swift_r1.cli import check as check_command
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.init import TASKS, InitArguments
-from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
+
+TASKS = {
+    "maths": "answers with a right number",
+    "format": "answers in a given form",
+    "code": "programs that pass tests",
+    "judge": "texts that another model judges",
+    "agent": "conversations with a program, which it asks for what it needs",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitArguments(Command):
+    """Init."""
+
+    command: ClassVar[str] = "init"
+    folder: list[str] = flag([], "the folder to make", positional=True)
+    task: str | None = flag(None, "what the model is to learn", choices=tuple(TASKS))
+    model: str | None = flag(None, "folder or hub id of the model")
+
 
 _USAGE = """swift init [FOLDER] [--task TASK] [--model M]
 

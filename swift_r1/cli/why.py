@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
-from swift_r1.flags.parser import parse_arguments
-from swift_r1.flags.why import WhyArguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.runtime.visible import visible
 
 _USAGE = """swift why RUN ... [--json]
@@ -21,6 +22,17 @@ _EXAMPLES = """
 swift why output/model/v0-20261121-120000
 swift why output --json
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyArguments(Command):
+    """Why."""
+
+    command: ClassVar[str] = "why"
+    runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
+    json: bool = flag(False, "print a JSON list, an object for each run")
+
+
 HELP = (_USAGE, WhyArguments, _EXAMPLES)
 
 

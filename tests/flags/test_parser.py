@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_r1.cli.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.flags.fields import flag_specs, spellings
 from swift_r1.flags.meanings import MEANINGS
 from swift_r1.flags.parser import unknown_flag
-from swift_r1.flags.view import ViewArguments
 from swift_r1.launch.run_folder import without_secrets
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
