@@ -200,8 +200,8 @@ def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list
 
 
 def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]) -> tuple[Path | None, Path | None]:
-    """Returns the folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a replay
-    that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
+    """Returns the folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a
+    replay that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
     named = Path(args.resume_from_checkpoint or "").absolute()
     if args.resume_from_checkpoint is None or named.resolve().parent != recorded.path:
         return find_checkpoint(args)
@@ -241,9 +241,9 @@ def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) 
 def _planned(
     recorded: RecordedRun, args: ReplayArguments, world: World, checkpoint: Path | None
 ) -> tuple[ReplayArguments, Plan]:
-    """Returns the plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`. The
-    learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does not
-    go that far, or not with these flags."""
+    """Returns the plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`.
+    The learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does
+    not go that far, or not with these flags."""
     step = rounds = begun = 0
     if checkpoint is not None:
         from swift_r1.training.checkpoint.state import RunState

@@ -27,7 +27,7 @@ from swift_r1.flags.fields import (
     takes_word,
     unread_flags,
 )
-from swift_r1.flags.meanings import MEANINGS, Meaning
+from swift_r1.flags.ms_swift_flags import Meaning, meanings
 from swift_r1.flags.world import ProcessArguments, World
 
 _logger = logging.getLogger("swift_r1.flags")
@@ -188,11 +188,12 @@ def _read(
     known = spellings(reading.cls)
     seen: dict[str, str] = {}
     on_command_line = reading.values.keys() | reading.faulty
+    before, dashes = (f"{path}: ", "") if path else ("", "--")
     for written, value in entries:
         spelling = _spelling(written)
-        spec = known.get(spelling) if path or written.startswith("--") else None
-        before, dashes = (f"{path}: ", "") if path else ("", "--")
-        meaning = MEANINGS.get(spelling) if path or written.startswith("--") else None
+        is_name = bool(path) or written.startswith("--")
+        spec = known.get(spelling) if is_name else None
+        meaning = meanings().get(spelling) if is_name and spec is None else None
         if spec is None and meaning is None:
             reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
             continue
@@ -203,7 +204,7 @@ def _read(
             reading.faults.append(f"{shown} is given twice{also}: keep one")
             continue
         seen[name] = spelling
-        if meaning is not None and spec is None:
+        if meaning is not None:
             reading.check(meaning, value, shown)
         elif spec is not None and name not in on_command_line:
             reading.convert(spec, value, convert, shown)
