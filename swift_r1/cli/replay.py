@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self
 
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.batch import processes_of
 from swift_r1.flags.fields import flag_specs
 from swift_r1.flags.parser import is_flag, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
-from swift_r1.flags.resuming import processes_of
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocate import on_this_machine

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+from swift_r1.flags.batch import SIZES, batch_sizes
 from swift_r1.flags.fields import flag_specs, spellings
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import Command
 from swift_r1.flags.plan import Plan
-from swift_r1.flags.resuming import SIZES, batch_sizes
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.nodes import Nodes

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from swift_r1.errors import UsageError
-from swift_r1.flags.checks import NO_REWARD
+from swift_r1.flags.reward import NO_REWARD
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.told import with_told
 from swift_r1.flags.world import World
