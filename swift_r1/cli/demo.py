@@ -26,8 +26,9 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import flag
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
-from swift_r1.launch.engines import free_ports
+from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.runtime.processes import end_process, start_logged
 from swift_r1.runtime.terminal import Terminal
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
@@ -158,18 +159,12 @@ def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: 
 @contextlib.contextmanager
 def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
     words = [*SWIFT, "rollout", "--model", str(model), "--port", str(port), "--torch_dtype", "float32"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(SERVER_STOP_S)
-            except subprocess.TimeoutExpired:
-                print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
-                process.kill()
-                process.wait()
+    process = start_logged(words, os.environ, log)
+    try:
+        yield
+    finally:
+        if not end_process(process, SERVER_STOP_S):
+            print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
 
 
 def show(run: Path, model: Path, console: Console, name: str) -> None:

@@ -20,6 +20,7 @@ from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
+from swift_r1.runtime.processes import end_process
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -59,13 +60,7 @@ def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_process(process, _END_S)
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:

@@ -16,7 +16,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
-from swift_r1.launch.engines import own_engines
+from swift_r1.launch.colocated_servers import own_engines
 from swift_r1.launch.environment import (
     has_gpu,
     launch_training,
@@ -103,9 +103,11 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
-    if args.asks_servers and is_first_node and (told := with_servers_turns(words, parsed, world)) != parsed:
-        args, about_machine = on_this_machine(told, gpu)
-        data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
+    if args.asks_servers and is_first_node:
+        with_turns = with_servers_turns(words, parsed, world)
+        if with_turns != parsed:
+            args, about_machine = on_this_machine(with_turns, gpu)
+            data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)

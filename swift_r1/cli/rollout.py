@@ -13,9 +13,9 @@ from pathlib import Path
 
 from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
+from swift_r1.flags.fields import as_words
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.server import RolloutArguments, host_faults
-from swift_r1.flags.told import named
 from swift_r1.launch.checks.model_folder import dtype_here, is_local, model_faults
 from swift_r1.launch.environment import (
     file_in_memory,
@@ -61,8 +61,8 @@ def run(words: Sequence[str]) -> int:
     check_port(args.host, args.port)
     for line in args.about_flags:
         print(line, file=sys.stderr)
-    if args.told:
-        say(f"{named(args.told)}: the trainer is told (GET /info), and runs the turns", "rollout")
+    if args.turn_flags:
+        say(f"{' '.join(as_words(args.turn_flags))}: the trainer is told (GET /info), and runs the turns", "rollout")
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))

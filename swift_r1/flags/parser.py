@@ -132,14 +132,14 @@ def parse_arguments(
     cls: type[A],
     argv: Sequence[str],
     environ: Mapping[str, str] | None = None,
-    told: Mapping[str, Any] | None = None,
+    from_server: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> A:
     """The arguments of a command from the words after its name, checked and resolved.
 
-    `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
-    they were checked already; `recorded` are what flags that are not given have in the place of their defaults. Raises
-    UsageError with every fault found.
+    `environ` (default: `os.environ`) has the world size and keys; `from_server` are values that count as given, which
+    the rollout server has checked; `recorded` are what flags that are not given have in the place of their defaults.
+    Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -158,7 +158,7 @@ def parse_arguments(
         if spec.info.required and known.isdisjoint((spec.name, spec.info.unless)):
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
-    reading.values |= told or {}
+    reading.values |= from_server or {}
     arguments = cls(**{**recorded, **reading.values}, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}

@@ -8,10 +8,12 @@ import fcntl
 import os
 import signal
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -33,6 +35,38 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def end_with_parent(number: signal.Signals) -> None:
     """Makes the kernel send this process a signal when the thread that started it ends, however it ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def start_logged(words: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a server that gets SIGTERM when the calling thread ends; its output is appended to `log`, and a terminal's
+    Ctrl-C does not reach it."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
+        )
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Ends a process by SIGTERM, and after `seconds` by SIGKILL, with its group where it leads one. Returns whether it
+    ended in time."""
+    if process.poll() is not None:
+        return True
+    process.terminate()
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        return False
 
 
 def adopt_orphans() -> None:
