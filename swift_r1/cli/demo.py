@@ -145,7 +145,7 @@ def eval_every(steps: int, steps_a_round: int) -> int:
 
 
 def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int) -> int:
-    """`swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
+    """Runs `swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
     (port,) = free_ports(1, "127.0.0.1")
     with rollout_server(model, port, folder / "server.log"):
         console.print(f"swift rollout serves on port {port}; its log: {folder / 'server.log'}")
@@ -168,7 +168,7 @@ def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
 
 
 def show(run: Path, model: Path, console: Console, name: str) -> None:
-    """The before/after table, an example completion of each, and where to look further."""
+    """Prints the before/after table, an example completion of each, and where to look further."""
     summary = json.loads((run / "summary.json").read_text())
     warm_start = json.loads((model / "warm_start.json").read_text())
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]

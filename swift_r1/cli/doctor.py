@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def examine() -> Iterator[Examined]:
-    """All findings, in the order in which they are looked for."""
+    """Yields all findings, in the order in which they are looked for."""
     yield versions()
     yield devices()
     yield processors()
@@ -125,7 +125,7 @@ def processors() -> Examined:
 
 
 def shared_memory(free: int) -> Examined:
-    """For data loader workers, and processes of one machine that talk to each other."""
+    """Looks at the memory that data loader workers and other processes of one machine share."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
     return _found("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
@@ -144,7 +144,7 @@ def disk(folder: Path) -> Examined:
 
 
 def port(number: int) -> Examined:
-    """Whether a server could listen on it at 127.0.0.1."""
+    """Says whether a server could listen on it at 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -156,7 +156,7 @@ def port(number: int) -> Examined:
 
 
 def allocator(path: str | None) -> Examined:
-    """On a CPU memory traffic limits the speed."""
+    """Looks for an allocator: on a CPU memory traffic limits the speed."""
     if path is None:
         advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
         return Examined("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
@@ -167,14 +167,15 @@ def allocator(path: str | None) -> Examined:
 
 
 def compiler(path: str | None, header: Path) -> Examined:
-    """Of C: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that include `header`."""
+    """Looks for a C compiler: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that
+    include `header`."""
     missing = [what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there]
     advice = "vLLM needs it on a GPU: apt-get install gcc libc6-dev python3-dev"
     return _found("compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice)
 
 
 def library(name: str, use: str) -> Examined:
-    """Whether it can be imported, tried in a process of its own."""
+    """Says whether it can be imported, tried in a process of its own."""
     code, said = _python(f"import {name}; print({name}.__version__)")
     if code == 0:
         return Examined(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
@@ -184,7 +185,7 @@ def library(name: str, use: str) -> Examined:
 
 
 def _python(code: str, **environ: str) -> tuple[int, str]:
-    """Exit code and output of a new Python that runs `code`."""
+    """Returns the exit code and output of a new Python that runs `code`."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],

@@ -88,7 +88,7 @@ def _trained_on_cpu(folder: Path) -> bool:
 
 
 def _run_file(words: Sequence[str]) -> RunFile | None:
-    """The file of `swift launch`, where the first word is one: it has roles."""
+    """Returns the file of `swift launch`, where the first word is one: it has roles."""
     if not words or not words[0].lower().endswith(CONFIG_SUFFIXES[:2]):
         return None
     import yaml
@@ -105,7 +105,7 @@ def _run_file(words: Sequence[str]) -> RunFile | None:
 
 
 def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[EstimateArguments, World]:
-    """The run's flags, with those of the command line in their place, and its processes."""
+    """Returns the run's flags, with those of the command line in their place, and its processes."""
     if run_file is None:
         args = parse_arguments(EstimateArguments, words)
         world, _ = World.from_environment({**os.environ, **args.process_variables})

@@ -88,7 +88,7 @@ def all_examples() -> Iterator[Example]:
 
 
 def with_all_it_uses(example: Example) -> list[Example]:
-    """The example and those that its files name, and so on."""
+    """Returns the example and those that its files name, and so on."""
     known = {one.place: one for one in all_examples()}
     found = [example]
     for one in found:

@@ -87,7 +87,7 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
 
 
 def _memory(args: RlhfArguments, world: World, peak_gib: float | None) -> str:
-    """What was held, what a rank may need at most, and whether that fits."""
+    """Returns what was held, what a rank may need at most, and whether that fits."""
     from swift_r1.models.shape import shape_of
     from swift_r1.training.memory import GIB, estimated
 

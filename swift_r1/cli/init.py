@@ -100,7 +100,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _asked(question: str, default: str, choices: Sequence[str] = ()) -> str:
-    """The answer, also by its number among `choices`; asked again until it is one of them."""
+    """Returns the answer, also by its number among `choices`; asked again until it is one of them."""
     while True:
         try:
             answer = input(f"{question} [{default}] ").strip() or default
@@ -130,7 +130,7 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
 
 
 def _texts(task: str, model: str = "") -> dict[str, str]:
-    """The files of a task, by name."""
+    """Returns the files of a task, by name."""
     starters = files("swift_r1.cli") / "starters"
     texts = {one.name: one.read_text(encoding="utf-8") for one in (starters / task).iterdir() if one.is_file()}
     flags = texts.pop("flags.yaml").rstrip()
@@ -139,7 +139,7 @@ def _texts(task: str, model: str = "") -> dict[str, str]:
 
 
 def _taken(folder: Path, names: Iterable[str]) -> str | None:
-    """What is in the way of these files, as a sentence."""
+    """Returns a sentence about the files that are in the way of these."""
     there = [name for name in sorted(names) if (folder / name).exists()]
     return f"{folder} already has {', '.join(there)}: name another folder" if there else None
 

@@ -108,7 +108,7 @@ def _check(file: Path) -> None:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    """Each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
+    """Writes each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
     from swift_r1.lab.evaluation.store import write_whole
 
     for file, text in files.items():

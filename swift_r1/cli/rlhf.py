@@ -88,8 +88,8 @@ def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
 
 
 def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple[Path, dict[str, str]]:
-    """Everything of a run but its trainer: all that can be checked is, servers are there, and so is the folder. Prints
-    the plan.
+    """Prepares everything of a run but its trainer: checks all that can be checked, waits for servers, makes the
+    folder. Prints the plan.
 
     Returns:
         What the trainer starts from: its args.json, and its environment.
@@ -141,7 +141,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 def environment_of(
     args: RlhfArguments, world: World, plan: Plan, folder: Path, gpu: bool, peer: str | None = None
 ) -> dict[str, str]:
-    """The trainer's; `peer` is the address of another node. Prints the plan, and starts the page beside the run."""
+    """Returns the trainer's environment; `peer` is the address of another node. Prints the plan, and starts the page
+    beside the run."""
     is_first_node = world.node_rank == 0
     if args.view and is_first_node:
         start_page(folder, args.view_port, args.secrets)
@@ -163,7 +164,7 @@ def environment_of(
 
 
 def needs_no_hub(args: RlhfArguments) -> bool:
-    """Whether everything that the trainer loads is on this machine, and stays there."""
+    """Says whether everything that the trainer loads is on this machine, and stays there."""
     named = (
         args.model,
         args.critic_model,
@@ -176,8 +177,8 @@ def needs_no_hub(args: RlhfArguments) -> bool:
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
-    """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
-    nothing. Returns the exit code. UsageError where the model's config cannot be read."""
+    """Prints what a rank will need, next to what the machine has, and what would save most; loads nothing. Returns the
+    exit code. UsageError where the model's config cannot be read."""
     from rich.table import Table
 
     from swift_r1.models.shape import shape_of
@@ -208,7 +209,7 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
 
 
 def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
-    """Whether this machine has what was estimated, in words."""
+    """Says whether this machine has what was estimated, in words."""
     from swift_r1.training.memory import GIB
 
     if gpu:

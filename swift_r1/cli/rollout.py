@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def turn_faults(args: RolloutArguments) -> list[str]:
-    """Why the trainer could not run the turns that are named, as far as this machine can tell."""
+    """Says why the trainer could not run the turns that are named, as far as this machine can tell."""
     if not args.external_plugins and not args.scheduler_name:
         return []
     from swift_r1.launch.checks.names import scheduler_name_faults
@@ -99,7 +99,7 @@ def turn_faults(args: RolloutArguments) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Whether the server will be able to listen there.
+    """Says whether the server will be able to listen there.
 
     Raises:
         PortTaken: another process listens.
@@ -121,7 +121,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def _tls_faults(args: RolloutArguments) -> list[str]:
-    """Why the certificate and key cannot be used, told before the model loads."""
+    """Says why the certificate and key cannot be used, told before the model loads."""
     if args.ssl_certfile is None or args.ssl_keyfile is None:
         return []
     for name in ("ssl_certfile", "ssl_keyfile"):

@@ -24,7 +24,7 @@ _NOT_OURS = (
 
 
 def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
-    """The content of adapter_config.json. Raises UsageError, naming the flag: the folder holds no adapters."""
+    """Returns the content of adapter_config.json. Raises UsageError, naming the flag: the folder holds no adapters."""
     path = Path(folder).expanduser()
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
         raise UsageError(
@@ -47,8 +47,8 @@ def adapters_base(model: str) -> str | None:
 
 
 def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
-    """The flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none, or of a
-    kind that cannot be trained here."""
+    """Returns the flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none,
+    or of a kind that cannot be trained here."""
     config = adapter_config(flag, folder)
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -165,7 +165,7 @@ class AdapterArguments(ModelArguments):
     bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
 
     def adapter_faults(self, given: frozenset[str]) -> Iterator[str]:
-        """What the flags say against each other and against the folders."""
+        """Yields what the flags say against each other and against the folders."""
         if not self.target_modules:
             yield "--target_modules names no module to adapt: all-linear means every linear one"
         for name, dtype, others in (
@@ -195,7 +195,7 @@ class AdapterArguments(ModelArguments):
         return self.adapters
 
     def given_adapters(self, given: frozenset[str]) -> dict[str, Any]:
-        """The flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
+        """Returns the flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
         own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
         linear = "target_modules" in given and self.target_modules == ["all-linear"]
         return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}

@@ -61,7 +61,7 @@ class AgentArguments(MultiTurnArguments):
 
 
 def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
-    """What an agent cannot be combined with."""
+    """Yields what an agent cannot be combined with."""
     if not args.plays_agent:
         return
     flags = vars(args)

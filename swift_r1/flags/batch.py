@@ -55,7 +55,7 @@ def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def processes_of(flags: Mapping[str, Any]) -> int:
-    """Those that the resolved flags are counted for."""
+    """Returns the number of processes that the resolved flags are counted for."""
     each = flags["per_device_train_batch_size"] * flags["steps_per_generation"]
     return int(flags["generation_batch_size"] // each)
 

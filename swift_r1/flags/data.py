@@ -53,7 +53,7 @@ TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat t
 
 
 def check_kwargs(values: Mapping[str, Any]) -> None:
-    """Of `--chat_template_kwargs`."""
+    """Raises ValueError for a `--chat_template_kwargs` that cannot be."""
     check_no_key(values)
     check_arguments(values)
 

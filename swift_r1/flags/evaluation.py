@@ -114,7 +114,7 @@ class EvalArguments(
         return self.model.rstrip("/").removesuffix("/v1")
 
     def tasks(self) -> list[EvalTask]:
-        """What `--benchmarks` names, in its order; raises as `read_tasks`."""
+        """Returns what `--benchmarks` names, in its order; raises as `read_tasks`."""
         defaults = {
             "num_generations": self.n,
             "temperature": float(self.temperature),

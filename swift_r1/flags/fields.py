@@ -99,7 +99,7 @@ class FlagSpec:
 
 
 def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
-    """A dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
+    """Makes a dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
     others = " and ".join(f"--{name}" for name in info.get("instead_of", ()))
     about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
     if isinstance(default, list | dict):
@@ -108,7 +108,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
 
 
 def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
-    """A flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
+    """Makes a flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
     return flag(default, help, *scopes, may_change=True, **info)
 
 
@@ -116,7 +116,7 @@ _specs: dict[type, Mapping[str, FlagSpec]] = {}
 
 
 def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
-    """The flags of a command's argument class by name, in the order of its groups."""
+    """Returns the flags of a command's argument class by name, in the order of its groups."""
     if cls not in _specs:
         hints = typing.get_type_hints(cls)
         groups = _groups(cls)
@@ -132,18 +132,18 @@ def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
 
 
 def spellings(cls: type[Any]) -> Mapping[str, FlagSpec]:
-    """Every accepted spelling (names and aliases, without dashes) of a command's flags."""
+    """Returns every accepted spelling (names and aliases, without dashes) of a command's flags."""
     specs = flag_specs(cls)
     return {name: spec for spec in specs.values() for name in (spec.name, *spec.info.aliases)}
 
 
 def no_effect(names: Sequence[str], otherwise: str) -> str:
-    """The message about flags that nothing reads."""
+    """Returns the message about flags that nothing reads."""
     return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
 
 
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
-    """The flags that were given outside their scope, or beside one that they stand for."""
+    """Yields the flags that were given outside their scope, or beside one that they stand for."""
     for name, spec in flag_specs(type(args)).items():
         stands = name in given and getattr(args, name) != spec.default
         for other in given.intersection(spec.info.instead_of) if stands else ():
@@ -152,7 +152,7 @@ def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
 
 
 def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[str]:
-    """A line about the flags that were given outside each scope that is `said`, or is not."""
+    """Yields a line about the flags that were given outside each scope that is `said`, or is not."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
         off = not getattr(args, name) and getattr(args, name) == spec.default
@@ -170,7 +170,7 @@ def check_url(url: str) -> None:
 
 
 def check_no_key(values: Mapping[str, Any]) -> None:
-    """Of a flag with values by name, whose text is written to `args.json`."""
+    """Raises ValueError for a key among the named values of a flag, whose text is written to `args.json`."""
     name = next(keys_in(values), None)
     if name:
         raise ValueError(
@@ -192,7 +192,7 @@ def check_stop_word(word: str) -> None:
 
 
 def _groups(cls: type) -> dict[str, str]:
-    """Each field's group: the first docstring line of the class that declares it."""
+    """Returns each field's group: the first docstring line of the class that declares it."""
     groups: dict[str, str] = {}
     for base in cls.__mro__:
         for name in inspect.get_annotations(base):
@@ -201,7 +201,7 @@ def _groups(cls: type) -> dict[str, str]:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of a flag's values, and whether it takes a list of them."""
+    """Returns the type of a flag's values, and whether it takes a list of them."""
     if isinstance(hint, types.UnionType):
         (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     origin = typing.get_origin(hint)
@@ -211,15 +211,15 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def takes_word(spec: FlagSpec | None, words: Sequence[str], word: str) -> bool:
-    """Whether a flag that has `words` takes one more, in a command with a positional flag."""
+    """Says whether a flag that has `words` takes one more, in a command with a positional flag."""
     if spec is None or spec.is_list:
         return True
     return not words and (spec.kind is not bool or word.lower() in _TRUE | _FALSE)
 
 
 def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
-    """The value of the words that follow a flag on the command line; ValueError where they are too many or too few, of
-    another type, out of range or not among the choices."""
+    """Returns the value of the words that follow a flag on the command line; ValueError where they are too many or too
+    few, of another type, out of range or not among the choices."""
     if spec.kind is bool and not words:
         return True
     if not words:
@@ -233,7 +233,7 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
 
 
 def from_config(spec: FlagSpec, value: Any) -> Any:
-    """The value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
+    """Returns the value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
     if value is None:
         return spec.default
     if spec.is_list:
@@ -251,7 +251,7 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """The command line that gives flags these values; None and {} leave a flag out."""
+    """Returns the command line that gives flags these values; None and {} leave a flag out."""
     words: list[str] = []
     for name, value in values.items():
         if value not in (None, {}):

@@ -51,6 +51,6 @@ class ForecastArguments(RlhfArguments):
 
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
-    """Those that the content of an args.json holds."""
+    """Returns the arguments that the content of an args.json holds."""
     kind = ForecastArguments if args_json["command"][1] == ForecastArguments.command else RlhfArguments
     return kind.from_dict(args_json["args"])

@@ -50,11 +50,11 @@ class Command:
     """Lines about flags that were given and have no effect in this run."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together; `given` names the flags the user set."""
+        """Yields what is wrong with the values taken together; `given` names the flags the user set."""
         yield from scope_faults(self, given)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """The same arguments with every default that depends on others filled in."""
+        """Returns the same arguments with every default that depends on others filled in."""
         return self.with_secrets(environ)
 
     @property
@@ -65,7 +65,7 @@ class Command:
         yield from self.unread
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the environment's secrets, where they are needed and not given."""
+        """Returns the same arguments with the environment's secrets, where they are needed and not given."""
         variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
         found: dict[str, Any] = {
             name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()
@@ -81,14 +81,14 @@ class Command:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without secrets, which travel in the environment."""
+        """Returns all flags as JSON-able values, without secrets, which travel in the environment."""
         values = asdict(self)
         return {name: None if spec.info.secret else values[name] for name, spec in flag_specs(type(self)).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is no flag
-        (the file is of another version)."""
+        """Returns the arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is
+        no flag (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
@@ -135,7 +135,7 @@ def parse_arguments(
     from_server: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> A:
-    """The arguments of a command from the words after its name, checked and resolved.
+    """Returns the arguments of a command from the words after its name, checked and resolved.
 
     `environ` (default: `os.environ`) has the world size and keys; `from_server` are values that count as given, which
     the rollout server has checked; `recorded` are what flags that are not given have in the place of their defaults.
@@ -176,7 +176,7 @@ def parse_arguments(
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word of the command line is a flag (`-1` and `-0.5` are values)."""
+    """Says whether a word of the command line is a flag (`-1` and `-0.5` are values)."""
     return _FLAG.match(word) is not None
 
 
@@ -211,8 +211,8 @@ def _read(
 
 
 def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag as it was written last, and the words that belong to it. Other words are those of the positional flag;
-    without one they belong to the flag before them, and those before the first flag are faults."""
+    """Returns each flag as it was written last, and the words that belong to it. Other words are those of the
+    positional flag; without one they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)
     positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []
@@ -241,7 +241,7 @@ def _spelling(written: str) -> str:
 
 
 def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
-    """None where it cannot be read, which is a fault."""
+    """Reads the config file; returns None where it cannot be read, which is a fault."""
     import yaml
 
     try:
@@ -259,7 +259,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
 
 
 def unknown_flag(cls: type[Command], written: str) -> str:
-    """One line about a flag that is not ours and has no meaning here: another command's, or a typo."""
+    """Returns a line about a flag that is not ours and has no meaning here: another command's, or a typo."""
     name = _spelling(written)
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))

@@ -24,7 +24,7 @@ _POOL = Scope(lambda args: args.reward_isolation != "inline", "with --reward_iso
 
 
 def _of_reward(name: str) -> Scope:
-    """Of a built-in reward; a plugin's reward may read the flag too."""
+    """Returns the scope of a built-in reward; a plugin's reward may read the flag too."""
     return Scope(
         lambda args: name in args.reward_funcs or bool(args.external_plugins), f"without --reward_funcs {name}"
     )

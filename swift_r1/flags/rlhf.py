@@ -151,8 +151,8 @@ class RlhfArguments(
         return self.per_device_train_batch_size * self.batch_processes * self.gradient_accumulation_steps
 
     def counted_for(self, given: frozenset[str], processes: int) -> int:
-        """The processes that the batch flags are to be counted for. A run that goes on with the batch flags that it
-        began with keeps its batch, on however many processes; other flags are of those that there are."""
+        """Returns the processes that the batch flags are to be counted for. A run that goes on with the batch flags
+        that it began with keeps its batch, on however many processes; other flags are of those that there are."""
         if self.resume_from_checkpoint is None or self.resume_only_model:
             return processes
         found = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
@@ -163,7 +163,7 @@ class RlhfArguments(
         return began if all(flags.get(name) == value for name, value in own.items()) else processes
 
     def resolved_batch(self, given: frozenset[str], processes: int) -> tuple[dict[str, int | None], list[str]]:
-        """The flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
+        """Returns the flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
         micro_batch = self.per_device_train_batch_size * processes
         chosen = []
         accumulation = self.gradient_accumulation_steps
@@ -188,8 +188,8 @@ class RlhfArguments(
         return dict(zip(BATCH, (*sizes, self.num_mini_batches), strict=True)), chosen
 
     def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
-        """`--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as make
-        whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
+        """Returns `--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as
+        make whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
         says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
         micro_batch = self.per_device_train_batch_size * processes
         if given & says or micro_batch % self.num_generations == 0:
@@ -207,7 +207,8 @@ class RlhfArguments(
         return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
 
     def eval_tasks(self) -> list[EvalTask]:
-        """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""
+        """Returns what `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as
+        `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
         defaults = {
             "num_generations": self.num_generations_eval or self.num_generations,
@@ -305,7 +306,7 @@ class RlhfArguments(
 
 
 def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """What the loss, the estimator and PPO need of other flags."""
+    """Yields what the loss, the estimator and PPO need of other flags."""
     yield from args.distillation_faults()
     taught = args.teaches_by in ("advantage", "loss", "sdar")
     alone = args.rlhf_type == "grpo" and args.num_generations < 2 and not taught
@@ -367,7 +368,8 @@ class CheckArguments(RlhfArguments):
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
+        """Yields what is wrong with the values that matter here; the others may be given, so that a command can be
+        pasted."""
         specs = flag_specs(type(self))
         groups = ("Plugins and rewards", "Built-in rewards")
         prompts = ("enable_thinking", "chat_template_kwargs")

@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_faults(host: str, api_key: str | None) -> list[str]:
-    """Why a server may not listen there without a key."""
+    """Says why a server may not listen there without a key."""
     if host in LOOPBACK or api_key:
         return []
     return [f"--host {host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]

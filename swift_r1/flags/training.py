@@ -38,7 +38,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_of(duration: str) -> float:
-    """A time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
+    """Returns a time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
     if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
         raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
@@ -124,7 +124,7 @@ class ModelArguments:
         return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
 
     def dtype_faults(self) -> Iterator[str]:
-        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        """Yields what `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
         for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
             value = getattr(self, name)
             if value and self.dtype != dtype:

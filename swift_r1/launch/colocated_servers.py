@@ -67,7 +67,8 @@ def own_engines(
 def _on_several_nodes(
     args: RlhfArguments, world: World, nodes: Nodes, folder: Path
 ) -> tuple[RlhfArguments, str | None]:
-    """Node 0 makes the key, learns the addresses from the others, and tells all of them when every engine serves."""
+    """Starts the engines of all nodes: node 0 makes the key, learns the addresses from the others, and tells all of
+    them when every engine serves."""
     if world.node_rank:
         [key] = nodes.ask(["key"])
         host = own_address(str(world.master_addr))
@@ -132,7 +133,7 @@ def start_engines(
 
 
 def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[str]:
-    """Of `swift rollout`, for this run."""
+    """Returns the flags of `swift rollout` for this run."""
     length = args.vllm_max_model_len
     if length is None and args.max_length and args.multi_turn_scheduler is None:
         length = args.max_length + max(args.max_completion_length, args.eval_max_completion_length or 0)

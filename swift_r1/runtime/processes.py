@@ -70,7 +70,7 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, so that it can find them."""
+    """Makes descendants whose parent ends children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -97,7 +97,7 @@ def end_strays(spared: Collection[int]) -> None:
 
 
 def ranks_below(spared: Collection[int]) -> bool:
-    """Whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
+    """Says whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
     import psutil
 
     for child in psutil.Process().children():
@@ -113,7 +113,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def stop_at_once() -> None:
-    """From now on SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
+    """Makes SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: os._exit(128 + received))
 
@@ -130,7 +130,7 @@ def leave(code: int) -> NoReturn:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a process's log that is not blank, at most 300 characters of it."""
+    """Returns the last line of a process's log that is not blank, at most 300 characters of it."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
 
@@ -151,8 +151,8 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
 
 
 def run_folder_is_held(run_dir: Path) -> bool:
-    """Whether a process of this machine, this one too, holds the run folder's lock; nothing is written. False where
-    that cannot be found out."""
+    """Says whether a process of this machine, this one too, holds the run folder's lock; nothing is written. False
+    where that cannot be found out."""
     try:
         own = (run_dir / LOCK).stat()
         if (own.st_dev, own.st_ino) in _held:
@@ -187,5 +187,5 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
 
 
 def say(text: str, command: str = "rlhf") -> None:
-    """One line of a command on standard error."""
+    """Prints a line of a command on standard error."""
     print(f"swift {command}: {harmless(text)}", file=sys.stderr, flush=True)

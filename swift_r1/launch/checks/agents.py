@@ -85,7 +85,7 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
 
 
 async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[EpisodeExit, bool]:
-    """How its process ended, and whether it was killed since it took too long."""
+    """Says how its process ended, and whether it was killed since it took too long."""
     plugins = list(args.external_plugins)
     kept = list(args.reward_env)
     processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept))
@@ -124,7 +124,7 @@ class _Counted:
 
 
 def _session(model: ScriptedModel) -> SessionState:
-    """The session that its requests would have been, one after another."""
+    """Returns the session that its requests would have been, one after another."""
     state = SessionState("check", SessionRequest(), "")
     wording = _Counted()
     for body, answer in zip(model.requests, model.answers, strict=True):

@@ -130,7 +130,7 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
 
 
 def _numbers(episodes: Sequence[Episode]) -> Table:
-    """A column for each episode: its reward, the parts of that, and what else the agent returned."""
+    """Returns a column for each episode: its reward, the parts of that, and what else the agent returned."""
     from rich.markup import escape
     from rich.table import Table
 

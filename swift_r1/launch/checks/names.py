@@ -26,13 +26,13 @@ def _missing(flag: str, what: str, names: Iterable[str], registry: Mapping[str, 
 
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:
-    """Reward functions that nothing registered."""
+    """Finds reward functions that nothing registered."""
     more = "" if args.external_plugins else "; others come from --external_plugins"
     return _missing("reward_funcs", "reward function", args.called_rewards, orms, more)
 
 
 def scheduler_name_faults(args: TurnArguments) -> list[str]:
-    """A scheduler, environment or context manager that nothing registered, or that needs ms-swift itself."""
+    """Finds a scheduler, environment or context manager that nothing registered, or that needs ms-swift itself."""
     named = (
         ("multi_turn_scheduler", "scheduler", args.multi_turn_scheduler, multi_turns),
         ("gym_env", "environment", args.gym_env, envs),
@@ -64,7 +64,7 @@ def tool_faults(args: RlhfArguments) -> list[str]:
 
 
 def agent_faults(args: RlhfArguments) -> list[str]:
-    """An agent that nothing registered, or that cannot be run."""
+    """Finds an agent that nothing registered, or that cannot be run."""
     words = args.agent_words
     if words is not None:
         if shutil.which(words[0]):
@@ -85,7 +85,7 @@ def agent_faults(args: RlhfArguments) -> list[str]:
 
 
 def why_no_agent(agent: Any) -> str | None:
-    """Why a registered agent cannot be run."""
+    """Says why a registered agent cannot be run."""
     if not inspect.isclass(agent) or not issubclass(agent, Agent):
         return f"{agent!r} is no class that derives from Agent"
     if not inspect.iscoroutinefunction(agent.run):
@@ -94,6 +94,6 @@ def why_no_agent(agent: Any) -> str | None:
 
 
 def _leads_many(scheduler: Any) -> bool:
-    """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
+    """Says whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
     own = getattr(scheduler, "async_infer", None)
     return own is not None and not own.__module__.startswith("swift.")

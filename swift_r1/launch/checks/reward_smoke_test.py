@@ -32,7 +32,7 @@ _START_S = 30.0  # for that process to start and load the plugins, which this on
 
 
 def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None = None) -> list[str]:
-    """Why rewards of the run cannot work, one line each.
+    """Says why rewards of the run cannot work, one line each.
 
     Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
     not even a group of equal ones. One that waits for longer than the deadline is none: it may wait on a network. One
@@ -83,7 +83,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
 
 
 def _is_busy(pid: int | None) -> bool:
-    """Whether a process computes, rather than waits, at every one of some moments."""
+    """Says whether a process computes, rather than waits, at every one of some moments."""
     try:
         process = psutil.Process(pid)
         for _ in range(_MOMENTS):
@@ -96,7 +96,7 @@ def _is_busy(pid: int | None) -> bool:
 
 
 def _busy_fault(args: RlhfArguments, name: str, batch: RewardBatch) -> list[str]:
-    """The fault of a reward that is called as in a run, and gives no value within its time limits."""
+    """Returns the fault of a reward that is called as in a run, and gives no value within its time limits."""
     limit = args.reward_timeout * len(batch.completions)
     _logger.warning("reward %s computes for long: waiting up to %g s for its first group", name, limit)
     with RewardPool(args, [name], partial(load_plugins, args.external_plugins)) as pool:
@@ -138,7 +138,7 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
 
 
 def _sure_cause(name: str, batch: RewardBatch, outcome: ItemOutcome) -> str | None:
-    """Why no completion gets a value from this reward, whose outcome of the batch is known; None where one does."""
+    """Says why no completion gets a value from this reward, whose outcome of the batch is known; None where one does."""
     if outcome.failure is not None and outcome.isolate:
         # One odd completion may be to blame: a group of each one alone tells.
         outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
