@@ -103,7 +103,7 @@ def changed_flags(flags: EngineFlags) -> dict[str, Any]:
 
 
 def engine_kwargs_faults(cls: type, kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what `--vllm_engine_kwargs` of the command of `cls` must not hold: what has a flag, and what we depend on."""
+    """Yields what `--vllm_engine_kwargs` of a command must not hold: what has a flag, and what we depend on."""
     known = spellings(cls)
     for name, value in kwargs.items():
         if name == "quantization" and value in _ONLINE:

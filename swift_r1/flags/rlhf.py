@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Self
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.data.sources import DataFlags
 from swift_r1.flags.adapters import AdapterArguments
-from swift_r1.flags.agents import agent_faults
+from swift_r1.flags.agents import EnvironmentArguments, agent_faults
 from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOArguments
 from swift_r1.flags.batch import BATCH, began_with, round_faults
 from swift_r1.flags.data import DataArguments, data_faults
 from swift_r1.flags.distillation import POLICY, DistillationArguments
-from swift_r1.flags.environments import EnvironmentArguments
 from swift_r1.flags.eval_tasks import EvalTask, limited, read_tasks
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
 from swift_r1.flags.output import OutputArguments, evaluation_faults

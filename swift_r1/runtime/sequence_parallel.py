@@ -35,7 +35,7 @@ class SequenceGroup:
         return slice(start, start + parts[self.rank])
 
     def to_heads(self, states: Tensor, tokens: int) -> Tensor:
-        """Exchanges `[own tokens, H, D]` -> `[tokens, H / N, D]` (collective). Backward is `to_tokens` of the gradient."""
+        """Exchanges `[own tokens, H, D]` for `[tokens, H / N, D]` (collective); the backward pass is `to_tokens`."""
         rows = torch.unflatten(states, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
         return self._exchange(rows, [len(states)] * self.size, self.parts(tokens))
 

@@ -137,7 +137,7 @@ def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
 
 
 def _is_whole(file: Path) -> bool:
-    """Says whether a safetensors file is as long as its header says. One that cannot be opened is left to the loader."""
+    """Says whether a safetensors file is as long as its header says; the loader tells of one that cannot be opened."""
     try:
         size = file.stat().st_size
         with file.open("rb") as content:

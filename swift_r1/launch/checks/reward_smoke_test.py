@@ -138,7 +138,7 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
 
 
 def _sure_cause(name: str, batch: RewardBatch, outcome: ItemOutcome) -> str | None:
-    """Says why no completion gets a value from this reward, whose outcome of the batch is known; None where one does."""
+    """Says why no completion gets a value from this reward, given its outcome of the batch; None where one does."""
     if outcome.failure is not None and outcome.isolate:
         # One odd completion may be to blame: a group of each one alone tells.
         outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
