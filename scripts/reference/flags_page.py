@@ -144,7 +144,7 @@ def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
         default = f"`{shown(spec.default)}`"
     if info.ms_swift is not None:
         default = f"{default or 'none'}; ms-swift: {info.ms_swift}"
-    scopes = [one.otherwise for one in info.scopes if trains and "{" not in one.otherwise]
+    scopes = [one.else_message for one in info.scopes if trains and "{" not in one.else_message]
     return names, value, default, info.help + "".join(f". No effect {one}" for one in scopes)
 
 

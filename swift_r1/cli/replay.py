@@ -175,9 +175,8 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
     if args.multi_turn_scheduler is not None:
         yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
         return
-    from swift_r1.launch.checks.names import reward_name_faults
+    from swift_r1.launch.checks.names import reward_model_faults, reward_name_faults
     from swift_r1.launch.checks.preflight import column_faults
-    from swift_r1.launch.checks.reward_models import reward_model_faults
     from swift_r1.plugins import load_plugins
 
     load_plugins(args.external_plugins)

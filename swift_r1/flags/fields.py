@@ -28,16 +28,16 @@ class Scope:
     """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
 
     Attributes:
-        holds: whether these arguments read the flag.
-        otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
+        applies: whether these arguments read the flag.
+        else_message: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
         unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
-        said: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
+        warn_only: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
     """
 
-    holds: Callable[[Any], bool]
-    otherwise: str
+    applies: Callable[[Any], bool]
+    else_message: str
     unless_off: bool = False
-    said: bool = False
+    warn_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,15 @@ def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
         groups = _groups(cls)
         defaults = cls()
         _specs[cls] = {
-            one.name: FlagSpec(
-                one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
+            item.name: FlagSpec(
+                item.name,
+                *_kind(hints[item.name]),
+                getattr(defaults, item.name),
+                groups[item.name],
+                item.metadata[_KEY],
             )
-            for one in dataclasses.fields(cls)
-            if _KEY in one.metadata
+            for item in dataclasses.fields(cls)
+            if _KEY in item.metadata
         }
     return _specs[cls]
 
@@ -137,9 +141,9 @@ def spellings(cls: type[Any]) -> Mapping[str, FlagSpec]:
     return {name: spec for spec in specs.values() for name in (spec.name, *spec.info.aliases)}
 
 
-def no_effect(names: Sequence[str], otherwise: str) -> str:
+def no_effect(names: Sequence[str], where: str) -> str:
     """Returns the message about flags that nothing reads."""
-    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
+    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {where}"
 
 
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
@@ -148,19 +152,19 @@ def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
         stands = name in given and getattr(args, name) != spec.default
         for other in given.intersection(spec.info.instead_of) if stands else ():
             yield f"give either --{name} or --{other}, not both"
-    yield from unread_flags(args, given, said=False)
+    yield from unread_flags(args, given, warn_only=False)
 
 
-def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[str]:
-    """Yields a line about the flags that were given outside each scope that is `said`, or is not."""
+def unread_flags(args: Any, given: frozenset[str], *, warn_only: bool) -> Iterator[str]:
+    """Yields a line about the flags that were given outside each scope that is `warn_only`, or is not."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
         off = not getattr(args, name) and getattr(args, name) == spec.default
         for scope in spec.info.scopes if name in given else ():
-            if scope.said == said and not (scope.unless_off and off) and not scope.holds(args):
+            if scope.warn_only == warn_only and not (scope.unless_off and off) and not scope.applies(args):
                 unused.setdefault(scope, []).append(name)
     for scope, names in unused.items():
-        yield no_effect(names, scope.otherwise.format_map(vars(args)))
+        yield no_effect(names, scope.else_message.format_map(vars(args)))
 
 
 def check_url(url: str) -> None:
@@ -256,7 +260,10 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if value not in (None, {}):
             items = value if isinstance(value, list) else [value]
-            words += [f"--{name}", *(json.dumps(one) if isinstance(one, bool | dict) else str(one) for one in items)]
+            words += [
+                f"--{name}",
+                *(json.dumps(item) if isinstance(item, bool | dict) else str(item) for item in items),
+            ]
     return words
 
 

@@ -22,7 +22,7 @@ _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strate
 _SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
 _RECORDED = Scope(lambda args: args.log_tokens != "none", "with --log_tokens none")
 _SAMPLED = Scope(lambda args: args.log_tokens == "sample", "with --log_tokens {log_tokens}")
-_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.otherwise)
+_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.else_message)
 STRATEGIES = ("no", "steps", "epoch")
 
 

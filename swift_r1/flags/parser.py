@@ -66,11 +66,12 @@ class Command:
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         """Returns the same arguments with the environment's secrets, where they are needed and not given."""
-        variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
-        found: dict[str, Any] = {
-            name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()
+        values: dict[str, Any] = {
+            name: getattr(self, name) or environ.get(spec.info.secret) or None
+            for name, spec in flag_specs(type(self)).items()
+            if spec.info.secret
         }
-        return replace(self, **found)
+        return replace(self, **values)
 
     @property
     def secrets(self) -> dict[str, str]:
@@ -171,7 +172,7 @@ def parse_arguments(
             reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
-    arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, said=True)))
+    arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, warn_only=True)))
     return arguments.resolved(given, world, environ)
 
 
@@ -264,7 +265,7 @@ def unknown_flag(cls: type[Command], written: str) -> str:
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    owners = [one.command for one in Command.__subclasses__() if name in spellings(one)]
+    owners = [other.command for other in Command.__subclasses__() if name in spellings(other)]
     if owners and name not in names:
         return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: {cls.of_others}"
     if near:

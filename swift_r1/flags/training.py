@@ -67,8 +67,8 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
-_EVALUATED = replace(EVALUATED, said=True)
-_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
+_EVALUATED = replace(EVALUATED, warn_only=True)
+_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", warn_only=True)
 
 _ZERO = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: use zero3")
 

@@ -117,13 +117,7 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
         console.print(table)
     if report.episodes:
         one = report.episodes[0]
-        table = Table(f"an episode: {escape(one.script)}", "", show_lines=True)
-        for message in one.messages[:_SHOWN]:
-            table.add_row(escape(message["role"]), escape(message_text(message)))
-        more = len(one.messages) - _SHOWN
-        if more > 0:
-            table.add_row("", f"... {more} more messages", style="dim")
-        console.print(table)
+        console.print(messages_table(f"an episode: {one.script}", one.messages))
         console.print(_numbers(report.episodes))
     for note in report.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
@@ -172,6 +166,20 @@ def _type(about: Mapping[str, Any]) -> str:
     if "$ref" in about:
         return str(about["$ref"]).rpartition("/")[2]
     return " | ".join(map(_type, options)) if options else str(about.get("type", "any"))
+
+
+def messages_table(title: str, messages: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns a table of the first messages of an episode."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(escape(title), "", show_lines=True)
+    for message in messages[:_SHOWN]:
+        table.add_row(escape(str(message.get("role"))), escape(message_text(message)))
+    more = len(messages) - _SHOWN
+    if more > 0:
+        table.add_row("", f"... {more} more messages", style="dim")
+    return table
 
 
 def message_text(message: Mapping[str, Any]) -> str:

@@ -23,13 +23,13 @@ from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import (
     agent_faults,
+    reward_model_faults,
     reward_name_faults,
     scheduler_name_faults,
     tool_faults,
     why_no_agent,
 )
 from swift_r1.launch.checks.preflight import column_faults, data_notes
-from swift_r1.launch.checks.reward_models import reward_model_faults
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.launch.checks.tools import ToolReport, template_faults, try_tools
