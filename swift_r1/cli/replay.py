@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
-from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.fields import flag_specs, shown_value
 from swift_r1.flags.parser import is_flag, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
 from swift_r1.flags.rlhf import RlhfArguments
@@ -193,7 +193,7 @@ def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list
     differing = [(name, before.get(name), getattr(args, name)) for name in names]
     processes = processes_of(recorded.args)
     return [
-        *(f"--{name} {_shown(old)} became {_shown(new)}" for name, old, new in differing if old != new),
+        *(f"--{name} {shown_value(old)} became {shown_value(new)}" for name, old, new in differing if old != new),
         *([f"{processes} processes became {world.size}"] if processes != world.size else ()),
     ]
 
@@ -301,7 +301,3 @@ def _about(
         )
     else:
         yield "no flag of the training is changed: the weights become those of the run"
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

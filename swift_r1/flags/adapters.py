@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.flags.fields import Scope, check_pattern, flag
+from swift_r1.flags.fields import Scope, check_pattern, flag, shown_value
 from swift_r1.flags.training import DTYPES, ModelArguments
 
 CONFIG = "adapter_config.json"
@@ -181,7 +181,7 @@ class AdapterArguments(ModelArguments):
         for name in sorted(given & own.keys()):
             if getattr(self, name) != own[name]:
                 folder = self.start_adapters[0]
-                value = _shown(own[name])
+                value = shown_value(own[name])
                 yield f"--adapters {folder} has --{name} {value}: leave it out, or give that"
         if self.ref_adapters and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]:
             yield (
@@ -199,7 +199,3 @@ class AdapterArguments(ModelArguments):
         own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
         linear = "target_modules" in given and self.target_modules == ["all-linear"]
         return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -25,7 +25,7 @@ _WANTED = {bool: "true or false", int: "a whole number", float: "a number", dict
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scope:
-    """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
+    """Says where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
 
     Attributes:
         applies: whether these arguments read the flag.
@@ -265,6 +265,11 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
                 *(json.dumps(item) if isinstance(item, bool | dict) else str(item) for item in items),
             ]
     return words
+
+
+def shown_value(value: Any) -> str:
+    """Returns a value as it is written after its flag."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:

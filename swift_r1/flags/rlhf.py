@@ -76,7 +76,7 @@ class RlhfArguments(
 
     @property
     def teacher_path(self) -> str | None:
-        """Of a teacher that is a model of its own, or the policy's at the start."""
+        """The folder or id of a teacher that is a model of its own, or of the policy as it was at the start."""
         path = self.teacher_model or (self.model if self.teacher_adapters else None)
         return None if path == POLICY else path
 
@@ -146,7 +146,7 @@ class RlhfArguments(
 
     @property
     def completions_per_step(self) -> int:
-        """Of an optimizer step, over all processes; of resolved flags."""
+        """The completions of an optimizer step over all processes, by resolved flags."""
         return self.per_device_train_batch_size * self.batch_processes * self.gradient_accumulation_steps
 
     def counted_for(self, given: frozenset[str], processes: int) -> int:

@@ -312,7 +312,7 @@ class MultiTurnArguments(TurnArguments):
 
     @property
     def scheduler_name(self) -> str | None:
-        """As above; that of tools where those are named."""
+        """The scheduler's name; that of environments or tools where only those are named."""
         return super().scheduler_name or (TOOL_SCHEDULER if self.tools else None)
 
     @property

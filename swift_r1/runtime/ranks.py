@@ -209,7 +209,7 @@ class Ranks:
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
 
     def gather_data(self, tensor: Tensor) -> list[Tensor] | None:
-        """As `gather`, once for each data-parallel rank: tensors of the completions that a rank has."""
+        """Gathers tensors of the completions that a rank has, once for each data-parallel rank."""
         everyones = self.gather(tensor if self._speaks else tensor[:0])
         return None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
 

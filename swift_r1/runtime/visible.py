@@ -33,7 +33,7 @@ def harmless(text: str) -> str:
 
 
 def log_visibly(level: int, form: str) -> None:
-    """As `logging.basicConfig`; what is logged may hold what a model wrote."""
+    """Sets up logging for a process; what is logged may hold what a model wrote."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible(form))
     logging.basicConfig(level=level, handlers=[handler])
