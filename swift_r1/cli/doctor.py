@@ -87,9 +87,9 @@ def examine() -> Iterator[Examined]:
 
 
 def versions() -> Examined:
-    found = package_versions()
-    missing = [name for name in ("torch", "transformers", "datasets") if name not in found]
-    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    installed = package_versions()
+    missing = [name for name in ("torch", "transformers", "datasets") if name not in installed]
+    text = ", ".join(f"{name} {number}" for name, number in installed.items())
     if missing:
         return Examined(
             "versions", "broken", text, f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])"
@@ -100,10 +100,10 @@ def versions() -> Examined:
 def devices() -> Examined:
     """GPUs that torch can use, against the device files."""
     names_of = "[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]"
-    code, said = _python(f"import torch; print({names_of})")
+    code, output = _python(f"import torch; print({names_of})")
     if code:
-        return Examined("torch", "broken", _last_line(said), "reinstall torch for this machine")
-    names = said.strip().splitlines()[-1]
+        return Examined("torch", "broken", _last_line(output), "reinstall torch for this machine")
+    names = output.strip().splitlines()[-1]
     if names == "[]" and has_gpu(os.environ):
         files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
         return Examined(
@@ -160,9 +160,9 @@ def allocator(path: str | None) -> Examined:
     if path is None:
         advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
         return Examined("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
-    code, said = _python("pass", LD_PRELOAD=path)
-    if code or "LD_PRELOAD" in said:
-        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
+    code, output = _python("pass", LD_PRELOAD=path)
+    if code or "LD_PRELOAD" in output:
+        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(output)}", "reinstall it")
     return Examined("allocator", "ok", path)
 
 
@@ -176,12 +176,12 @@ def compiler(path: str | None, header: Path) -> Examined:
 
 def library(name: str, use: str) -> Examined:
     """Says whether it can be imported, tried in a process of its own."""
-    code, said = _python(f"import {name}; print({name}.__version__)")
+    code, output = _python(f"import {name}; print({name}.__version__)")
     if code == 0:
-        return Examined(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
-    if f"No module named '{name}'" in said:
+        return Examined(name, "ok", f"{output.strip().splitlines()[-1]} can be imported")
+    if f"No module named '{name}'" in output:
         return Examined(name, "warning", "not installed", use)
-    return Examined(name, "broken", f"cannot be imported: {_last_line(said)}", use)
+    return Examined(name, "broken", f"cannot be imported: {_last_line(output)}", use)
 
 
 def _python(code: str, **environ: str) -> tuple[int, str]:

@@ -70,9 +70,9 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     from swift_r1.runtime.terminal import Terminal
 
     content = _read(folder / "args.json")
-    found = _read(folder / FORECAST_FILE)
+    rehearsal = _read(folder / FORECAST_FILE)
     args = arguments_of(content)
-    seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
+    seen = outlook(read_json_lines(folder / "completions.jsonl"), rehearsal, args, Plan(**content["plan"]))
     judged = verdict(seen, args)
     memory = _memory(args, world, seen.cost.peak_gib)
     show(seen, judged, memory, Terminal(width=max(100, Terminal().width)))

@@ -262,7 +262,7 @@ def _planned(
         )
     per_round = plan.optimizer_steps_per_round
     whole = recorded.whole_rounds(rounds)
-    alike = all(getattr(plan, one) == before[one] for one in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
+    alike = all(getattr(plan, name) == before[name] for name in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
     if alike:
         scheduled = recorded.scheduled_steps
         last = there = min(recorded.last_step(step), scheduled)

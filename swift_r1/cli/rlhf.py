@@ -186,29 +186,29 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     from swift_r1.training.memory import GIB, advice, estimated
 
     shape = shape_of(args.model)
-    found = estimated(args, shape, world, gpu)
+    estimate = estimated(args, shape, world, gpu)
     table = Table(title="Memory of one rank, estimated", title_justify="left", pad_edge=False)
     table.add_column("part", style="bold")
     table.add_column("GiB", justify="right")
     table.add_column("when")
-    for name, size in found.parts.items():
+    for name, size in estimate.parts.items():
         table.add_row(name, f"{size / GIB:.2f}", "always")
-    for phase, parts in found.phases.items():
-        note = "" if phase == found.highest_phase else "; not at the same time, so not counted"
+    for phase, parts in estimate.phases.items():
+        note = "" if phase == estimate.highest_phase else "; not at the same time, so not counted"
         for name, size in parts.items():
             table.add_row(name, f"{size / GIB:.2f}", f"in {phase}{note}")
-    table.add_row("at most", f"{found.peak / GIB:.2f}", "", style="bold")
-    for name, size in found.on_host.items():
+    table.add_row("at most", f"{estimate.peak / GIB:.2f}", "", style="bold")
+    for name, size in estimate.on_host.items():
         table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
     Terminal(width=max(100, Terminal().width)).print(table)
     bound = "--max_length" if args.max_length else "assumed, without --max_length"
-    print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
-    print(room(found, world, gpu))
-    print(advice(args, shape, world, gpu, found))
+    print(f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass")
+    print(room(estimate, world, gpu))
+    print(advice(args, shape, world, gpu, estimate))
     return EXIT_OK
 
 
-def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
+def room(estimate: MemoryEstimate, world: World, gpu: bool) -> str:
     """Says whether this machine has what was estimated, in words."""
     from swift_r1.training.memory import GIB
 
@@ -216,12 +216,12 @@ def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
         import torch
 
         free, total = torch.cuda.mem_get_info()
-        fits = "fits" if found.peak <= free else "does NOT fit"
+        fits = "fits" if estimate.peak <= free else "does NOT fit"
         return f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}"
     import psutil
 
     memory = psutil.virtual_memory()
-    needed = found.peak * world.nproc_per_node
+    needed = estimate.peak * world.nproc_per_node
     fits = "fits" if needed <= memory.available else "does NOT fit"
     ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
     return (

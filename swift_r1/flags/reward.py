@@ -140,18 +140,18 @@ class RewardArguments(PluginArguments):
     @property
     def reward_models(self) -> list[RewardModel]:
         """Named by the end of the path; of several with one end, the later ones by a number too."""
-        found: list[RewardModel] = []
+        models: list[RewardModel] = []
         for place, path in enumerate(self.reward_model):
             name = end = PurePosixPath(path.rstrip("/")).name or "reward_model"
             times = itertools.count(2)
-            while name in (one.name for one in found):
+            while name in (model.name for model in models):
                 name = f"{end}_{next(times)}"
             plugin, adapters, template = (
                 values[place] if place < len(values) else None
                 for values in (self.reward_model_plugin, self.reward_adapters, self.reward_template)
             )
-            found.append(RewardModel(name, path, plugin or "default", adapters, template))
-        return found
+            models.append(RewardModel(name, path, plugin or "default", adapters, template))
+        return models
 
     @property
     def called_rewards(self) -> list[str]:

@@ -154,10 +154,10 @@ class RlhfArguments(
         that it began with keeps its batch, on however many processes; other flags are of those that there are."""
         if self.resume_from_checkpoint is None or self.resume_only_model:
             return processes
-        found = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
-        if found is None:
+        beginning = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
+        if beginning is None:
             return processes
-        flags, began = found
+        flags, began = beginning
         own, _ = self.resolved_batch(given, began)
         return began if all(flags.get(name) == value for name, value in own.items()) else processes
 
@@ -167,20 +167,20 @@ class RlhfArguments(
         chosen = []
         accumulation = self.gradient_accumulation_steps
         micro_batches = self.micro_batches_per_round
-        found = self.chosen_accumulation(given, processes)
-        if found is not None:
-            accumulation = micro_batches = found
+        accumulated = self.chosen_accumulation(given, processes)
+        if accumulated is not None:
+            accumulation = micro_batches = accumulated
             chosen.append(
-                f"--gradient_accumulation_steps {found}: a micro-batch of {micro_batch} has no whole groups of "
+                f"--gradient_accumulation_steps {accumulated}: a micro-batch of {micro_batch} has no whole groups of "
                 f"{self.num_generations}, and a step has at least {LEAST_BATCH} completions"
             )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch
-        asked = self.steps_per_generation or micro_batches
-        if asked < accumulation:
+        wanted = self.steps_per_generation or micro_batches
+        if wanted < accumulation:
             micro_batches = accumulation
             chosen.append(
-                f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
+                f"{wanted} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
                 "generate all of it at once"
             )
         sizes = (self.per_device_train_batch_size, accumulation, micro_batches, micro_batch * micro_batches)
@@ -300,8 +300,8 @@ class RlhfArguments(
         return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        found = super().with_secrets(environ)
-        return found if self.use_vllm or self.teacher_model_server else replace(found, api_key=None)
+        args = super().with_secrets(environ)
+        return args if self.use_vllm or self.teacher_model_server else replace(args, api_key=None)
 
 
 def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:

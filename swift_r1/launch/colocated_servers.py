@@ -76,8 +76,8 @@ def _on_several_nodes(
             raise RunFailed(f"this node has no address on the way to MASTER_ADDR {world.master_addr}")
         urls, _, check = start_engines(args, world, folder, key, host)
         nodes.tell(f"engines/{world.node_rank}", json.dumps(urls))
-        [told] = nodes.ask(["engines"], check)
-        started = replace(args, vllm_server_base_url=json.loads(told), api_key=key)
+        [addresses] = nodes.ask(["engines"], check)
+        started = replace(args, vllm_server_base_url=json.loads(addresses), api_key=key)
         token = None
     else:
         key = secrets.token_hex(16)
@@ -158,7 +158,7 @@ def devices_of(
 ) -> list[dict[str, str]]:
     """Variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
-        visible = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        visible = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         name = "CUDA_VISIBLE_DEVICES"
         separator = ","
         parts = [visible[rank] if rank < len(visible) else str(rank) for rank in range(ranks)]

@@ -122,12 +122,12 @@ class Nodes:
         """Returns what the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed:
         node 0, which holds the store, has ended; or the others do not tell."""
         deadline = time.monotonic() + self.patience_s
-        said = time.monotonic()
+        reported = time.monotonic()
         try:
             while not self._own.check(list(keys)):
                 while_waiting()
-                if time.monotonic() > said + _SAY_SECONDS:
-                    said = time.monotonic()
+                if time.monotonic() > reported + _SAY_SECONDS:
+                    reported = time.monotonic()
                     self._say_who_is_missing()
                 if time.monotonic() > deadline:
                     raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
@@ -250,14 +250,14 @@ class Nodes:
 
     def _first(self, store: Store) -> tuple[Cause | None, Cause | None]:
         """Returns the first reported cause that is no consequence, and the first that is one."""
-        found = [
+        causes = [
             Cause(**json.loads(store.get(key)))
             for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
             if store.check([key])
         ]
         return (
-            next((cause for cause in found if not cause.consequence), None),
-            next((cause for cause in found if cause.consequence), None),
+            next((cause for cause in causes if not cause.consequence), None),
+            next((cause for cause in causes if cause.consequence), None),
         )
 
     def _tell(self, store: Store, key: str, value: str) -> None:

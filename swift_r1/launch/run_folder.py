@@ -63,12 +63,12 @@ def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: 
     """Returns the run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError
     where it cannot be made, or another node resumes another run."""
     if nodes is not None and world.node_rank:
-        [told] = nodes.ask(["folder"])
-        if resumed is not None and resumed != Path(told):
+        [place] = nodes.ask(["folder"])
+        if resumed is not None and resumed != Path(place):
             raise UsageError(
-                f"node 0 trains in {told}, and this node would continue in {resumed}: --output_dir must be shared"
+                f"node 0 trains in {place}, and this node would continue in {resumed}: --output_dir must be shared"
             )
-        return make_run_folder(replace(args, output_dir=told, add_version=False))
+        return make_run_folder(replace(args, output_dir=place, add_version=False))
     folder = resumed or make_run_folder(args)
     if nodes is not None:
         nodes.tell("folder", str(folder))

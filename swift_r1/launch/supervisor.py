@@ -107,7 +107,7 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
 
 def end(engines: Sequence[EngineProcess]) -> None:
     """Ends all engines, and whatever they have started."""
-    alive = [one.process for one in engines if one.process is not None]
+    alive = [engine.process for engine in engines if engine.process is not None]
     for process in alive:
         if process.poll() is None:
             process.terminate()
@@ -119,7 +119,7 @@ def end(engines: Sequence[EngineProcess]) -> None:
 
 
 def _running(engines: Sequence[EngineProcess]) -> set[int]:
-    return {one.process.pid for one in engines if one.process is not None and one.process.poll() is None}
+    return {engine.process.pid for engine in engines if engine.process is not None and engine.process.poll() is None}
 
 
 if __name__ == "__main__":

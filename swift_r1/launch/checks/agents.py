@@ -138,11 +138,11 @@ def _session(model: ScriptedModel) -> SessionState:
     for body, answer in zip(model.requests, model.answers, strict=True):
         text = json.dumps(body)
         if "prompt" in body:
-            asked = Asked(prompt=str(CompletionRequest.model_validate_json(text).prompt))
+            chat = Asked(prompt=str(CompletionRequest.model_validate_json(text).prompt))
         else:
             request = ChatRequest.model_validate_json(text)
-            asked = Asked(request.template_messages, request.template_tools)
-        call, _ = state.begin(asked, wording)
+            chat = Asked(request.template_messages, request.template_tools)
+        call, _ = state.begin(chat, wording)
         call.sampling = SamplingParams(max_tokens=1)
         state.finish(call, [1], [0.0], ((0, 0),), "stop", "", answer)
     return state

@@ -72,13 +72,13 @@ def check_environment(
 
 
 def _faults(report: EnvironmentReport) -> Iterator[str]:
-    for one in report.episodes:
-        if one.error is not None:
-            yield f"--env {report.name}: an episode ({one.script}) raises {one.error}"
-        elif not one.turns:
-            yield f"--env {report.name}: an episode ({one.script}) ends without asking the model"
-        elif one.result is None or one.result.get("reward") is None:
-            yield f"--env {report.name}: an episode ({one.script}) has no reward"
+    for episode in report.episodes:
+        if episode.error is not None:
+            yield f"--env {report.name}: an episode ({episode.script}) raises {episode.error}"
+        elif not episode.turns:
+            yield f"--env {report.name}: an episode ({episode.script}) ends without asking the model"
+        elif episode.result is None or episode.result.get("reward") is None:
+            yield f"--env {report.name}: an episode ({episode.script}) has no reward"
 
 
 def _notes(episodes: Sequence[Episode]) -> Iterator[str]:
@@ -128,14 +128,14 @@ def _numbers(episodes: Sequence[Episode]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("played with", *(escape(one.script) for one in episodes))
-    names = dict.fromkeys(name for one in episodes for name in one.result or {})
+    table = Table("played with", *(escape(episode.script) for episode in episodes))
+    names = dict.fromkeys(name for episode in episodes for name in episode.result or {})
     for name in ["reward"] * ("reward" in names) + [name for name in names if name != "reward"]:
-        values = ((one.result or {}).get(name, "") for one in episodes)
+        values = ((episode.result or {}).get(name, "") for episode in episodes)
         table.add_row(escape(name), *(escape(_value(value)) for value in values), style="bold" * (name == "reward"))
     table.add_section()
-    table.add_row("turns of the model", *(str(one.turns) for one in episodes))
-    table.add_row("seconds", *(f"{one.seconds:.2f}" for one in episodes))
+    table.add_row("turns of the model", *(str(episode.turns) for episode in episodes))
+    table.add_row("seconds", *(f"{episode.seconds:.2f}" for episode in episodes))
     return table
 
 

@@ -42,8 +42,8 @@ def right_completions(
     if function is not None:
         return [_of_plugin(function, row) for row in rows]
     built_in = all(map(is_built_in, rewards)) and not {*COMPARING, "countdown"}.isdisjoint(rewards)
-    found = [built_in_gold(row) for row in rows] if built_in else []
-    return list(found) if found and all(one is not None for one in found) else [None] * len(rows)
+    golds = [built_in_gold(row) for row in rows] if built_in else []
+    return list(golds) if golds and None not in golds else [None] * len(rows)
 
 
 def built_in_gold(row: Mapping[str, Any]) -> str | None:
@@ -66,7 +66,7 @@ def built_in_gold(row: Mapping[str, Any]) -> str | None:
 def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> list[str]:
     """Returns a line for each built-in reward that calls the own answer of some rows wrong, or has no opinion on it:
     their number and three of them. Looks at rows for some seconds."""
-    found = []
+    lines = []
     for name in rewards:
         if name not in COMPARING or name == "cosine" or not is_built_in(name):
             continue
@@ -82,11 +82,11 @@ def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> 
                 bad.append(f"{row['prompt_id']} ({_short(row.get('solution'))})")
         if bad:
             more = "; ..." if len(bad) > _SHOWN else ""
-            found.append(
+            lines.append(
                 f"{name} cannot read the solution of {len(bad)} of {seen} rows, whose own answer it calls wrong: "
                 f"{'; '.join(bad[:_SHOWN])}{more}"
             )
-    return found
+    return lines
 
 
 def _grades_itself(reward: Reward, row: Row) -> bool:
@@ -121,9 +121,9 @@ def _search(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
         rest = [term for number, term in enumerate(terms) if number not in (i, j)]
         made = [(a + b, "+"), (a - b, "-"), (a * b, "*"), *([(a / b, "/")] if b else ())]
         for value, sign in made:
-            found = _search([*rest, (value, f"({left} {sign} {right})")], target)
-            if found is not None:
-                return found
+            expression = _search([*rest, (value, f"({left} {sign} {right})")], target)
+            if expression is not None:
+                return expression
     return None
 
 

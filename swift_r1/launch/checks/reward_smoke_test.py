@@ -50,7 +50,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
     process = context.Process(target=_call_all, args=(theirs, args, batch, mark, gold is not None), daemon=True)
     process.start()
     theirs.close()
-    found: list[str] = []
+    faults: list[str] = []
     blind: list[str] = []  # rewards that give a right completion no more than a wrong one
     called = busy = None
     try:
@@ -63,7 +63,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
             elif kind == "called":
                 called = text
             else:
-                (found if kind == "fault" else blind).append(text)
+                (faults if kind == "fault" else blind).append(text)
         if called is not None and _is_busy(process.pid):
             busy = called
     except EOFError:  # all are called, or a reward ended the process; the run's workers survive that, and report it
@@ -74,12 +74,12 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
         process.join()
         end_strays(mark, frozenset())
     if busy is not None:
-        found += _busy_fault(args, busy, batch)
+        faults += _busy_fault(args, busy, batch)
     if blind and set(args.called_rewards) <= {*blind, *OF_EPISODES}:
         _logger.warning(
             "no reward gives a right completion more than a wrong one, so there may be nothing to learn (`swift check`)"
         )
-    return found
+    return faults
 
 
 def _is_busy(pid: int | None) -> bool:

@@ -224,8 +224,9 @@ def _rows(
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
-        how = (args.columns, drops, False, args.data_flags.tool_use)
-        tried = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        some = islice(raws, 100 + args.num_rows)
+        kept = preprocessed(source, some, args.columns, drops, tool_use=args.data_flags.tool_use)
+        tried = list(islice(kept, args.num_rows))
         rows = [row for row in tried if encoder is None or encoder.fits(row)]
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
