@@ -6,12 +6,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_no_key, flag, free
 from swift_r1.flags.rollout import MultiTurnArguments
 from swift_r1.wire.urls import why_no_url, without_password
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 _AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
 
@@ -105,11 +108,10 @@ class EnvironmentArguments(AgentArguments):
         return by_turns and KINDS[str(self.env).partition(":")[0]].sums_turns
 
 
-def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
+def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     """Yields what an agent cannot be combined with."""
     if not args.plays_agent:
         return
-    flags = vars(args)
     own = "an agent plays the whole episode itself"
     for name, why in {
         "multi_turn_scheduler": f"{own}: leave the scheduler out",
@@ -123,17 +125,17 @@ def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
         "teacher_model_server": "a teacher reads completions of one sequence",
         "teacher_adapters": "a teacher reads completions of one sequence",
     }.items():
-        if flags.get(name):
+        if getattr(args, name):
             yield f"--{name} does not go with --agent or --agent_command: {why}"
     for name, value in (("rlhf_type", "ppo"), ("loss_type", "real")):
-        if flags[name] == value:
+        if getattr(args, name) == value:
             yield f"--{name} {value} does not go with --agent or --agent_command: it takes completions of one sequence"
     if "loss_scale" in given and args.loss_scale != "default":
         yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
-    if 0 < flags["step_timeout"] <= args.agent_timeout:
+    if 0 < args.step_timeout <= args.agent_timeout:
         yield (
-            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {flags['step_timeout']}, which would "
+            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {args.step_timeout}, which would "
             "end the run while an episode may still take its time"
         )
-    if args.advantage_per == "turn" and flags["advantage_estimator"] == "reinforce_plus_plus":
+    if args.advantage_per == "turn" and args.advantage_estimator == "reinforce_plus_plus":
         yield "--advantage_per turn compares the turns of a group, and reinforce_plus_plus those of a batch: use grpo"
