@@ -25,7 +25,7 @@ setup(
     packages=find_packages(include=["swift_r1", "swift_r1.*"]),
     # cli/bundled/ holds links to examples/ and plugins/, which become files here.
     package_data={
-        "swift_r1": ["**/*.json", "**/*.css", "**/*.js", "**/*.html"],
+        "swift_r1": ["**/*.json", "**/*.toml", "**/*.css", "**/*.js", "**/*.html"],
         "swift_r1.cli": ["starters/**/*", "bundled/**/*"],
     },
     exclude_package_data={"": ["**/__pycache__/*", "**/*.pyc"]},

@@ -74,13 +74,13 @@ class RunFailed(SwiftError):
 
 
 def a_kind(value: object) -> str:
-    """Of a value that is of the wrong kind: "an int", "a list", "None"."""
+    """Names the kind of a value that is of the wrong one: "an int", "a list", "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Result]:
-    """`do` for each item.
+    """Does `do` for each item.
 
     Raises:
         UsageError: the faults of all items together.
@@ -98,7 +98,8 @@ def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Re
 
 
 def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
-    """That nothing of a kind has this name, with the nearest one that is known, or all of them and where `more` are."""
+    """Says that nothing of a kind has this name, with the nearest one that is known, or all of them and where `more`
+    are."""
     known = list(known)
     words = name.split()
     if len(words) > 1:
@@ -110,7 +111,7 @@ def no_such(what: str, name: str, known: Iterable[str], more: str = "") -> str:
 
 
 def one_line(error: BaseException, longest: int = 300) -> str:
-    """The message of an exception in one line; for pydantic's each fault with its place; else the type's name."""
+    """Returns the message of an exception in one line, or its type's name; of pydantic's each fault with its place."""
     faults = getattr(error, "errors", None)
     if type(error).__name__ == "ValidationError" and callable(faults):
         parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
@@ -119,8 +120,8 @@ def one_line(error: BaseException, longest: int = 300) -> str:
 
 
 def read_yaml(text: str) -> Any:
-    """What a YAML text holds. Raises yaml.YAMLError, also for a key that stands twice in one mapping, of which PyYAML
-    keeps the last."""
+    """Reads a YAML text. Raises yaml.YAMLError, also for a key that stands twice in one mapping, of which PyYAML keeps
+    the last."""
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types here
@@ -137,7 +138,7 @@ def read_yaml(text: str) -> Any:
 
 
 def yaml_fault(error: Exception) -> str:
-    """Why a text is no YAML, and where; without the line itself, which may hold a key."""
+    """Says why a text is no YAML, and where; without the line itself, which may hold a key."""
     mark = getattr(error, "problem_mark", None)
     place = f" in line {mark.line + 1}" if mark else ""
     return f"{getattr(error, 'problem', None) or getattr(error, 'reason', None) or type(error).__name__}{place}"
@@ -155,7 +156,7 @@ _IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), *_OUR_IMPORTS)
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the file and line that raised it.
+    """Describes an exception in one line: type, message, and the file and line that raised it.
 
     An import that fails in a user's code is that code's line, not that of the import system or of our finder.
     """

@@ -13,7 +13,7 @@ from swift_r1.cli.help import shown
 from swift_r1.cli.main import COMMANDS
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.fields import FlagSpec, flag_specs
-from swift_r1.flags.meanings import MEANINGS
+from swift_r1.flags.ms_swift_flags import meanings
 
 _INTRODUCTION = f"""{MADE}
 # Flags
@@ -144,7 +144,7 @@ def _row(spec: FlagSpec, trains: bool) -> tuple[str, str, str, str]:
         default = f"`{shown(spec.default)}`"
     if info.ms_swift is not None:
         default = f"{default or 'none'}; ms-swift: {info.ms_swift}"
-    scopes = [one.otherwise for one in info.scopes if trains and "{" not in one.otherwise]
+    scopes = [one.else_message for one in info.scopes if trains and "{" not in one.else_message]
     return names, value, default, info.help + "".join(f". No effect {one}" for one in scopes)
 
 
@@ -156,7 +156,7 @@ def _range(spec: FlagSpec) -> str:
 
 def _others() -> Iterator[tuple[str, str, str]]:
     """The flags of ms-swift that are no fields, under the reason that they share."""
-    for reason, members in groupby(MEANINGS.items(), key=lambda item: item[1].reason):
+    for reason, members in groupby(meanings().items(), key=lambda item: item[1].reason):
         for accepted, some in groupby(members, key=lambda item: item[1].so):
             names = ", ".join(f"`--{name}`" for name, _ in some)
             yield names, ", ".join(f"`{one}`" for one in accepted) or "refused", reason

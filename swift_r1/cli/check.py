@@ -50,7 +50,8 @@ def run(words: Sequence[str]) -> int:
 
 @contextmanager
 def _standard_output_kept() -> Iterator[TextIO]:
-    """The real standard output; meanwhile what is written to it, by child processes too, goes to standard error."""
+    """Yields the real standard output; what is written to it meanwhile, by child processes too, goes to standard
+    error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

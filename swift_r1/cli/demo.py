@@ -14,19 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.demo import DemoArguments
-from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
-from swift_r1.launch.engines import free_ports
+from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.runtime.processes import end_process, start_logged
 from swift_r1.runtime.terminal import Terminal
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
@@ -39,6 +41,22 @@ swift demo
 swift demo --seed 1 --algorithm ppo
 swift demo --server
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoArguments(Command):
+    """Demo."""
+
+    command: ClassVar[str] = "demo"
+    seed: int = flag(0, "of the model, the warm start and the run", at_least=0)
+    output_dir: str = flag("output/countdown_demo", "a folder with the time as its name is made in it")
+    server: bool = flag(False, "rollouts from vLLM over HTTP, ZeRO-3 on two processes")
+    algorithm: str = flag("grpo", "what trains", choices=("grpo", "ppo"))
+    warm_start: str | None = flag(None, "folder of a model that has been warm-started, to compare on")
+    steps: int | None = flag(None, "optimizer steps (default: 48 of GRPO, 96 of PPO)", at_least=1)
+    warm_start_steps: int | None = flag(None, "steps of the supervised phase (default: 880)", at_least=1)
+
+
 HELP = (_USAGE, DemoArguments, _EXAMPLES)
 FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")
@@ -127,7 +145,7 @@ def eval_every(steps: int, steps_a_round: int) -> int:
 
 
 def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: Console, accumulation: int) -> int:
-    """`swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
+    """Runs `swift rollout` beside `swift rlhf` on two ZeRO-3 processes; returns the trainer's exit code."""
     (port,) = free_ports(1, "127.0.0.1")
     with rollout_server(model, port, folder / "server.log"):
         console.print(f"swift rollout serves on port {port}; its log: {folder / 'server.log'}")
@@ -141,22 +159,16 @@ def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: 
 @contextlib.contextmanager
 def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
     words = [*SWIFT, "rollout", "--model", str(model), "--port", str(port), "--torch_dtype", "float32"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(SERVER_STOP_S)
-            except subprocess.TimeoutExpired:
-                print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
-                process.kill()
-                process.wait()
+    process = start_logged(words, os.environ, log)
+    try:
+        yield
+    finally:
+        if not end_process(process, SERVER_STOP_S):
+            print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
 
 
 def show(run: Path, model: Path, console: Console, name: str) -> None:
-    """The before/after table, an example completion of each, and where to look further."""
+    """Prints the before/after table, an example completion of each, and where to look further."""
     summary = json.loads((run / "summary.json").read_text())
     warm_start = json.loads((model / "warm_start.json").read_text())
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]

@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def examine() -> Iterator[Examined]:
-    """All findings, in the order in which they are looked for."""
+    """Yields all findings, in the order in which they are looked for."""
     yield versions()
     yield devices()
     yield processors()
@@ -87,9 +87,9 @@ def examine() -> Iterator[Examined]:
 
 
 def versions() -> Examined:
-    found = package_versions()
-    missing = [name for name in ("torch", "transformers", "datasets") if name not in found]
-    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    installed = package_versions()
+    missing = [name for name in ("torch", "transformers", "datasets") if name not in installed]
+    text = ", ".join(f"{name} {number}" for name, number in installed.items())
     if missing:
         return Examined(
             "versions", "broken", text, f"{', '.join(missing)} not installed: pip install 'swift-r1[cpu]' (or [gpu])"
@@ -100,10 +100,10 @@ def versions() -> Examined:
 def devices() -> Examined:
     """GPUs that torch can use, against the device files."""
     names_of = "[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]"
-    code, said = _python(f"import torch; print({names_of})")
+    code, output = _python(f"import torch; print({names_of})")
     if code:
-        return Examined("torch", "broken", _last_line(said), "reinstall torch for this machine")
-    names = said.strip().splitlines()[-1]
+        return Examined("torch", "broken", _last_line(output), "reinstall torch for this machine")
+    names = output.strip().splitlines()[-1]
     if names == "[]" and has_gpu(os.environ):
         files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
         return Examined(
@@ -125,7 +125,7 @@ def processors() -> Examined:
 
 
 def shared_memory(free: int) -> Examined:
-    """For data loader workers, and processes of one machine that talk to each other."""
+    """Looks at the memory that data loader workers and other processes of one machine share."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
     return _found("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
@@ -144,7 +144,7 @@ def disk(folder: Path) -> Examined:
 
 
 def port(number: int) -> Examined:
-    """Whether a server could listen on it at 127.0.0.1."""
+    """Says whether a server could listen on it at 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -156,35 +156,36 @@ def port(number: int) -> Examined:
 
 
 def allocator(path: str | None) -> Examined:
-    """On a CPU memory traffic limits the speed."""
+    """Looks for an allocator: on a CPU memory traffic limits the speed."""
     if path is None:
         advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
         return Examined("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
-    code, said = _python("pass", LD_PRELOAD=path)
-    if code or "LD_PRELOAD" in said:
-        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
+    code, output = _python("pass", LD_PRELOAD=path)
+    if code or "LD_PRELOAD" in output:
+        return Examined("allocator", "warning", f"{path} cannot be preloaded: {_last_line(output)}", "reinstall it")
     return Examined("allocator", "ok", path)
 
 
 def compiler(path: str | None, header: Path) -> Examined:
-    """Of C: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that include `header`."""
+    """Looks for a C compiler: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that
+    include `header`."""
     missing = [what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there]
     advice = "vLLM needs it on a GPU: apt-get install gcc libc6-dev python3-dev"
     return _found("compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice)
 
 
 def library(name: str, use: str) -> Examined:
-    """Whether it can be imported, tried in a process of its own."""
-    code, said = _python(f"import {name}; print({name}.__version__)")
+    """Says whether it can be imported, tried in a process of its own."""
+    code, output = _python(f"import {name}; print({name}.__version__)")
     if code == 0:
-        return Examined(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
-    if f"No module named '{name}'" in said:
+        return Examined(name, "ok", f"{output.strip().splitlines()[-1]} can be imported")
+    if f"No module named '{name}'" in output:
         return Examined(name, "warning", "not installed", use)
-    return Examined(name, "broken", f"cannot be imported: {_last_line(said)}", use)
+    return Examined(name, "broken", f"cannot be imported: {_last_line(output)}", use)
 
 
 def _python(code: str, **environ: str) -> tuple[int, str]:
-    """Exit code and output of a new Python that runs `code`."""
+    """Returns the exit code and output of a new Python that runs `code`."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],

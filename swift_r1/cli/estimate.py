@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.cli.json_file import json_file, write_json
 from swift_r1.errors import EXIT_OK, UsageError, read_yaml
 from swift_r1.flags.fields import as_words, spellings
 from swift_r1.flags.parser import CONFIG_SUFFIXES, parse_arguments
@@ -41,9 +42,7 @@ def run(words: Sequence[str]) -> int:
     """
     run_file = _run_file(words)
     args, world = _arguments(words, run_file)
-    file = None if args.json is None else Path(args.json).expanduser()
-    if file is not None and not file.parent.is_dir():
-        raise UsageError(f"--json {file}: there is no folder {file.parent}")
+    file = json_file(args.json)
     from swift_r1.lab.estimate.chips import DEFAULT_CHIP, chip_of
     from swift_r1.lab.estimate.job import assumed, job_of, layout_of
     from swift_r1.lab.estimate.layout import estimate_layout
@@ -73,12 +72,7 @@ def run(words: Sequence[str]) -> int:
     given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
     show(job, given, split, Terminal(width=max(110, Terminal().width)))
     if file is not None:
-        from swift_r1.lab.evaluation.store import write_whole
-
-        try:
-            write_whole(file, json.dumps(to_json(job, given, split), indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise UsageError(f"--json {file}: {error.strerror or error}") from error
+        write_json(file, to_json(job, given, split))
     return EXIT_OK
 
 
@@ -88,7 +82,7 @@ def _trained_on_cpu(folder: Path) -> bool:
 
 
 def _run_file(words: Sequence[str]) -> RunFile | None:
-    """The file of `swift launch`, where the first word is one: it has roles."""
+    """Returns the file of `swift launch`, where the first word is one: it has roles."""
     if not words or not words[0].lower().endswith(CONFIG_SUFFIXES[:2]):
         return None
     import yaml
@@ -105,7 +99,7 @@ def _run_file(words: Sequence[str]) -> RunFile | None:
 
 
 def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[EstimateArguments, World]:
-    """The run's flags, with those of the command line in their place, and its processes."""
+    """Returns the run's flags, with those of the command line in their place, and its processes."""
     if run_file is None:
         args = parse_arguments(EstimateArguments, words)
         world, _ = World.from_environment({**os.environ, **args.process_variables})

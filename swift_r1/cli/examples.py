@@ -88,15 +88,15 @@ def all_examples() -> Iterator[Example]:
 
 
 def with_all_it_uses(example: Example) -> list[Example]:
-    """The example and those that its files name, and so on."""
-    known = {one.place: one for one in all_examples()}
-    found = [example]
-    for one in found:
-        for file in one.files:
+    """Returns the example and those that its files name, and so on."""
+    known = {entry.place: entry for entry in all_examples()}
+    entries = [example]
+    for entry in entries:
+        for file in entry.files:
             for place in _NAMED.findall((BUNDLED / file).read_text(encoding="utf-8")):
-                if place in known and known[place] not in found:
-                    found.append(known[place])
-    return found
+                if place in known and known[place] not in entries:
+                    entries.append(known[place])
+    return entries
 
 
 def copy(example: Example, folder: Path) -> list[str]:

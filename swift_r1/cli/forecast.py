@@ -12,14 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from swift_r1.cli.json_file import json_file, write_json
 from swift_r1.cli.rlhf import prepared, room
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK
 from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
+from swift_r1.runtime.processes import end_process
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -39,9 +41,7 @@ _END_S = 30.0  # for a trainer that was told to end
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises as `swift rlhf`'s; returns the trainer's exit code where it failed."""
     parsed = parse_arguments(ForecastArguments, words)
-    file = None if parsed.json is None else Path(parsed.json).expanduser()
-    if file is not None and not file.parent.is_dir():
-        raise UsageError(f"--json {file}: there is no folder {file.parent}")
+    file = json_file(parsed.json)
     os.environ.update(parsed.process_variables)
     world, _ = World.from_environment(os.environ)
     with TemporaryDirectory(prefix="swift-forecast-", ignore_cleanup_errors=True) as folder:
@@ -59,17 +59,10 @@ def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end_process(process, _END_S)
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:
-    from swift_r1.lab.evaluation.store import write_whole
     from swift_r1.lab.forecast.outlook import outlook
     from swift_r1.lab.forecast.show import show, to_json
     from swift_r1.lab.forecast.verdict import verdict
@@ -77,22 +70,19 @@ def _say(folder: Path, file: Path | None, world: World) -> int:
     from swift_r1.runtime.terminal import Terminal
 
     content = _read(folder / "args.json")
-    found = _read(folder / FORECAST_FILE)
+    rehearsal = _read(folder / FORECAST_FILE)
     args = arguments_of(content)
-    seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
-    said = verdict(seen, args)
+    seen = outlook(read_json_lines(folder / "completions.jsonl"), rehearsal, args, Plan(**content["plan"]))
+    judged = verdict(seen, args)
     memory = _memory(args, world, seen.cost.peak_gib)
-    show(seen, said, memory, Terminal(width=max(100, Terminal().width)))
+    show(seen, judged, memory, Terminal(width=max(100, Terminal().width)))
     if file is not None:
-        try:
-            write_whole(file, json.dumps(to_json(seen, said, memory), indent=2, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise UsageError(f"--json {file}: {error.strerror or error}") from error
+        write_json(file, to_json(seen, judged, memory))
     return EXIT_OK
 
 
 def _memory(args: RlhfArguments, world: World, peak_gib: float | None) -> str:
-    """What was held, what a rank may need at most, and whether that fits."""
+    """Returns what was held, what a rank may need at most, and whether that fits."""
     from swift_r1.models.shape import shape_of
     from swift_r1.training.memory import GIB, estimated
 

@@ -14,7 +14,7 @@ _NAME_WIDTH = 42
 
 
 def command_help(usage: str, cls: type | None = None, examples: str = "", only: Sequence[str] | None = None) -> str:
-    """Usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
+    """Returns usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
 
     Args:
         cls: the argument class of a command that takes flags.
@@ -54,7 +54,7 @@ def _flag_lines(spec: FlagSpec) -> str:
 
 
 def shown(value: object) -> str:
-    """A default as it is written on the command line."""
+    """Returns a default as it is written on the command line."""
     if isinstance(value, bool | dict):
         return json.dumps(value)
     if isinstance(value, list):

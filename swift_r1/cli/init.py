@@ -7,14 +7,35 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import chdir
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count
 from pathlib import Path
+from typing import ClassVar
 
 from swift_r1.cli import check as check_command
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.init import TASKS, InitArguments
-from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
+
+TASKS = {
+    "maths": "answers with a right number",
+    "format": "answers in a given form",
+    "code": "programs that pass tests",
+    "judge": "texts that another model judges",
+    "agent": "conversations with a program, which it asks for what it needs",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitArguments(Command):
+    """Init."""
+
+    command: ClassVar[str] = "init"
+    folder: list[str] = flag([], "the folder to make", positional=True)
+    task: str | None = flag(None, "what the model is to learn", choices=tuple(TASKS))
+    model: str | None = flag(None, "folder or hub id of the model")
+
 
 _USAGE = """swift init [FOLDER] [--task TASK] [--model M]
 
@@ -79,7 +100,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _asked(question: str, default: str, choices: Sequence[str] = ()) -> str:
-    """The answer, also by its number among `choices`; asked again until it is one of them."""
+    """Returns the answer, also by its number among `choices`; asked again until it is one of them."""
     while True:
         try:
             answer = input(f"{question} [{default}] ").strip() or default
@@ -109,7 +130,7 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
 
 
 def _texts(task: str, model: str = "") -> dict[str, str]:
-    """The files of a task, by name."""
+    """Returns the files of a task, by name."""
     starters = files("swift_r1.cli") / "starters"
     texts = {one.name: one.read_text(encoding="utf-8") for one in (starters / task).iterdir() if one.is_file()}
     flags = texts.pop("flags.yaml").rstrip()
@@ -118,7 +139,7 @@ def _texts(task: str, model: str = "") -> dict[str, str]:
 
 
 def _taken(folder: Path, names: Iterable[str]) -> str | None:
-    """What is in the way of these files, as a sentence."""
+    """Returns a sentence about the files that are in the way of these."""
     there = [name for name in sorted(names) if (folder / name).exists()]
     return f"{folder} already has {', '.join(there)}: name another folder" if there else None
 

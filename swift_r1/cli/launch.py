@@ -81,7 +81,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _without_dry_run(words: Sequence[str]) -> list[str]:
-    """What a script that is printed is to run."""
+    """Returns what a script that is printed is to run."""
     kept: list[str] = []
     dropped = False
     for word in words:
@@ -93,7 +93,7 @@ def _without_dry_run(words: Sequence[str]) -> list[str]:
 
 
 def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
-    """The launch's own flags, and those of `swift rlhf` with their values. Raises UsageError."""
+    """Returns the launch's own flags, and those of `swift rlhf` with their values. Raises UsageError."""
     own = spellings(LaunchArguments)
     others = spellings(RlhfArguments)
     kept: list[str] = []
@@ -120,7 +120,7 @@ def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
 
 
 def _folder(run_file: RunFile, resume: bool) -> Path:
-    """The run's folder, made here; that of the newest run in `--output_dir` where it resumes."""
+    """Returns the run's folder, made here; that of the newest run in `--output_dir` where it resumes."""
     base = Path(str(run_file.args.output_dir))
     if resume and run_file.args.add_version:
         newest = newest_version(base)[1]

@@ -50,7 +50,7 @@ _HELP_FLAGS = ("-h", "--help", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
+    """Runs the `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
     words = list(sys.argv[1:] if argv is None else argv)
     log_visibly(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     if not words or words[0] in _HELP_FLAGS:
@@ -130,9 +130,9 @@ def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> No
     from swift_r1.plugins.ms_swift import is_installed
 
     if not is_installed():
-        asked = command if rlhf_type is None else f"rlhf --rlhf_type {rlhf_type}"
+        words_given = command if rlhf_type is None else f"rlhf --rlhf_type {rlhf_type}"
         raise UsageError(
-            f"`swift {asked}` is done by ms-swift, which is not installed: pip install 'swift-r1[ms-swift]'"
+            f"`swift {words_given}` is done by ms-swift, which is not installed: pip install 'swift-r1[ms-swift]'"
         )
     print(f"swift {command}: handed to ms-swift", file=sys.stderr)
     replace_process("swift.cli.main", (command, *words), os.environ)

@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def base_model(adapters: Path, model: str | None) -> str:
-    """The model under the adapters: `model`, else the one that they name; UsageError where the folder holds no
+    """Returns the model under the adapters: `model`, else the one that they name; UsageError where the folder holds no
     adapters, they do not name their model, or it cannot be loaded."""
     base = model or adapter_config("--adapters", adapters).get("base_model_name_or_path")
     if not base:
@@ -86,7 +86,8 @@ def base_model(adapters: Path, model: str | None) -> str:
 
 
 def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path:
-    """A new temporary folder with the merged model, for this process or the one that replaces it, which removes it.
+    """Returns a new temporary folder with the merged model, for this process or the one that replaces it, which removes
+    it.
 
     Folders whose process has died are removed first. UsageError where the adapters are not of this model, or there is
     no room for it.

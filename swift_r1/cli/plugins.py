@@ -13,7 +13,7 @@ _FLAG = "--external_plugins"
 
 
 def run(words: Sequence[str]) -> int:
-    """One line for each; UsageError for an unknown flag, or a plugin file that does not load."""
+    """Prints a line for each. Raises UsageError: an unknown flag, or a plugin file that does not load."""
     # The flag of the other commands may stand before the files.
     files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
     flags = [file for file in files if file.startswith("-")]
@@ -55,7 +55,7 @@ def _summaries(registry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def summary(entry: Any) -> str:
-    """First docstring line of an entry's own class or function, not one it inherits."""
+    """Returns the first docstring line of an entry's own class or function, not one it inherits."""
     if inspect.isroutine(entry):
         text = entry.__doc__
     else:

@@ -89,7 +89,7 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
 
 
 def _command(content: Mapping[str, Any]) -> str:
-    """`rlhf` or `replay`."""
+    """Returns the command that the user gave, `rlhf` or `replay`."""
     return str(content.get("command", ("swift", "rlhf"))[1])
 
 

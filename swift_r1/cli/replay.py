@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
-from swift_r1.flags.fields import flag_specs
+from swift_r1.flags.batch import processes_of
+from swift_r1.flags.fields import flag_specs, shown_value
 from swift_r1.flags.parser import is_flag, parse_arguments
 from swift_r1.flags.plan import Plan, make_plan
-from swift_r1.flags.replay import ReplayArguments, recorded_flags, taken_groups
-from swift_r1.flags.resuming import processes_of
+from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocate import on_this_machine
 from swift_r1.launch.environment import has_gpu
@@ -39,6 +39,83 @@ swift replay output/model/v0-20261121-120000 --resume_from_checkpoint output/mod
 swift replay output/model/v0-20261121-120000 --external_plugins plugin.py --reward_funcs stricter
 """
 _STEPS_PER_ROUND = "optimizer_steps_per_round"
+
+_SAMPLED = ("steps_per_generation", "generation_batch_size", "num_mini_batches", "dynamic_sample", "max_resample_times")
+_SAMPLED_GROUPS = ("Data", "Rollouts", "Several turns")
+_MEMORY = ("offload_model", "offload_optimizer")  # the flags among those that are not of what was sampled
+_EVALUATION = ("metric_for_best_model", "greater_is_better", "early_stop_interval")
+_RUN = (
+    *("resume_from_checkpoint", "resume_force", "add_version", "push_to_hub", "view", "estimate", "max_runtime"),
+    *("nnodes", "node_rank", "master_addr", "master_port", "max_epochs", "steps_per_generation", "num_mini_batches"),
+    *("bf16", "fp16"),  # --torch_dtype says it
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayArguments(RlhfArguments):
+    """Replay."""
+
+    command: ClassVar[str] = "replay"
+    given: frozenset[str] = frozenset()
+    """The flags that the user set."""
+
+    @property
+    def normalizes_rounds(self) -> bool:
+        """Whether advantages are computed from all of a round: a part of it would give others."""
+        over_batch = self.scale_rewards == "batch" or self.advantage_estimator.startswith("reinforce_plus_plus")
+        return over_batch or self.rlhf_type == "ppo"
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
+        wrong = {name: why for name in sorted(given) if (why := _fault(name)) is not None}
+        yield from (f"--{name} {why}" for name, why in wrong.items())
+        yield from super().faults(given - wrong.keys(), world)
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
+        args = replace(super().resolved(frozenset(flag_specs(type(self))), world, environ), given=given)
+        by_ratio = "warmup_ratio" in given and "warmup_steps" not in given
+        return replace(args, warmup_steps=None) if by_ratio else args
+
+
+def _fault(name: str) -> str | None:
+    """Says why a replay does not take a flag."""
+    if name in _SAMPLED or (flag_specs(RlhfArguments)[name].group in _SAMPLED_GROUPS and name not in _MEMORY):
+        return "is of what was sampled, and that is recorded: leave it out"
+    if name.startswith("eval_") or name in ("num_generations_eval", "probe_prompts", *_EVALUATION):
+        return "is of evaluations, which a replay has none of: measure its checkpoints with `swift eval`"
+    if name in ("num_train_epochs", "max_epochs"):
+        return "does not say how long a replay is: it ends with the record, or at --max_steps"
+    if name == "resume_only_model":
+        return "begins a run of its own: use `swift rlhf`"
+    return None
+
+
+def recorded_flags(args: Mapping[str, Any], completions_per_round: int) -> dict[str, Any]:
+    """Returns what flags of a replay have in the place of their defaults, from the run's args.json. Raises UsageError:
+    they are of another version."""
+    try:
+        run = RlhfArguments.from_dict(args)
+    except TypeError as error:
+        raise UsageError(f"args.json is of another version: {error}") from error
+    specs = flag_specs(RlhfArguments)
+    values = {name: getattr(run, name) for name in specs}
+    values |= {name: specs[name].default for name in specs if name in _RUN or name.startswith("eval_")}
+    values |= {name: specs[name].default for name in _EVALUATION}
+    follows = {  # what follows from other flags, also from other values of them
+        "scale_rewards": run.scale_rewards == run.default_scale,
+        "reward_weights": set(run.reward_weights or ()) == {1.0},
+        "critic_model": run.critic_model == run.model,
+        "critic_learning_rate": run.critic_learning_rate == run.learning_rate,
+    }
+    values |= dict.fromkeys((name for name, so in follows.items() if so), None)
+    return values | {"generation_batch_size": completions_per_round, "log_rollout_offpolicy_metrics": True}
+
+
+def taken_groups() -> list[str]:
+    """Returns the groups whose flags a replay takes."""
+    groups = dict.fromkeys(spec.group for spec in flag_specs(RlhfArguments).values())
+    return [group for group in groups if group not in _SAMPLED_GROUPS]
+
+
 HELP = (_USAGE, ReplayArguments, _EXAMPLES, taken_groups())
 
 
@@ -92,15 +169,14 @@ def _scored_anew(args: ReplayArguments) -> bool:
 
 
 def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str]:
-    """Why rewards cannot be computed anew."""
+    """Says why rewards cannot be computed anew."""
     if not _scored_anew(args):
         return
     if args.multi_turn_scheduler is not None:
         yield "--reward_funcs: what rewards of several turns are called with is not recorded: leave it out"
         return
-    from swift_r1.launch.checks.names import reward_name_faults
+    from swift_r1.launch.checks.names import reward_model_faults, reward_name_faults
     from swift_r1.launch.checks.preflight import column_faults
-    from swift_r1.launch.checks.reward_models import reward_model_faults
     from swift_r1.plugins import load_plugins
 
     load_plugins(args.external_plugins)
@@ -110,21 +186,21 @@ def _reward_faults(recorded: RecordedRun, args: ReplayArguments) -> Iterator[str
 
 
 def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list[str]:
-    """What may change what is learned, in words."""
+    """Says what may change what is learned."""
     specs = flag_specs(ReplayArguments)
     before = recorded.args
     names = [name for name in sorted(args.given) if not specs[name].info.may_change and name != "max_steps"]
     differing = [(name, before.get(name), getattr(args, name)) for name in names]
     processes = processes_of(recorded.args)
     return [
-        *(f"--{name} {_shown(old)} became {_shown(new)}" for name, old, new in differing if old != new),
+        *(f"--{name} {shown_value(old)} became {shown_value(new)}" for name, old, new in differing if old != new),
         *([f"{processes} processes became {world.size}"] if processes != world.size else ()),
     ]
 
 
 def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]) -> tuple[Path | None, Path | None]:
-    """The folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a replay
-    that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
+    """Returns the folder to go on in, None for a new one, and the checkpoint to go on from: the recorded run's, or of a
+    replay that was killed. Raises UsageError: it is broken, of neither, or does not go with the flags."""
     named = Path(args.resume_from_checkpoint or "").absolute()
     if args.resume_from_checkpoint is None or named.resolve().parent != recorded.path:
         return find_checkpoint(args)
@@ -164,9 +240,9 @@ def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) 
 def _planned(
     recorded: RecordedRun, args: ReplayArguments, world: World, checkpoint: Path | None
 ) -> tuple[ReplayArguments, Plan]:
-    """The plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`. The
-    learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does not
-    go that far, or not with these flags."""
+    """Returns the plan up to the end of the record or `--max_steps`, and the arguments with that as their `max_steps`.
+    The learning rate is that of a run as long as the recorded one was to be. Raises UsageError: what is recorded does
+    not go that far, or not with these flags."""
     step = rounds = begun = 0
     if checkpoint is not None:
         from swift_r1.training.checkpoint.state import RunState
@@ -186,7 +262,7 @@ def _planned(
         )
     per_round = plan.optimizer_steps_per_round
     whole = recorded.whole_rounds(rounds)
-    alike = all(getattr(plan, one) == before[one] for one in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
+    alike = all(getattr(plan, name) == before[name] for name in ("completions_per_optimizer_step", _STEPS_PER_ROUND))
     if alike:
         scheduled = recorded.scheduled_steps
         last = there = min(recorded.last_step(step), scheduled)
@@ -213,7 +289,7 @@ def _planned(
 def _about(
     recorded: RecordedRun, args: ReplayArguments, checkpoint: Path | None, changes: Sequence[str]
 ) -> Iterator[str]:
-    """Lines for the start: what is replayed, and whether that is off-policy."""
+    """Yields the lines for the start: what is replayed, and whether that is off-policy."""
     rewards = "scored anew" if _scored_anew(args) else "with the recorded rewards"
     where = "" if checkpoint is None else f" after {checkpoint.name}"
     yield f"the completions of {recorded.path}{where}, {rewards}, up to step {args.max_steps}"
@@ -225,7 +301,3 @@ def _about(
         )
     else:
         yield "no flag of the training is changed: the weights become those of the run"
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

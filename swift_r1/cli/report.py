@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.parser import parse_arguments
-from swift_r1.flags.report import FORMATS, ReportArguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.lab.report.blocks import Section
 from swift_r1.record.folder import RunFolder, find_runs
 from swift_r1.runtime.processes import say
@@ -25,6 +27,25 @@ swift report output/model/v0-20261121-120000
 swift report output/baseline output/longer -o comparison.html
 swift report output/model/v0-20261121-120000 -o docs/run.md
 """
+
+FORMATS = ("html", "md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportArguments(Command):
+    """Report."""
+
+    command: ClassVar[str] = "report"
+    runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
+    output: str | None = flag(None, "file to write, or folder to write it in; -o for short (default: report-NAME.html)")
+    format: str | None = flag(
+        None,
+        "html: one file with all in it; md: Markdown, with pictures in a folder beside it (default: as --output ends, "
+        "else html)",
+        choices=FORMATS,
+    )
+
+
 HELP = (_USAGE, ReportArguments, _EXAMPLES)
 _MARK = b"<!-- swift report -->"  # in the first bytes of every report
 
@@ -87,7 +108,7 @@ def _check(file: Path) -> None:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    """Each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
+    """Writes each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
     from swift_r1.lab.evaluation.store import write_whole
 
     for file, text in files.items():

@@ -16,7 +16,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
-from swift_r1.launch.engines import own_engines
+from swift_r1.launch.colocated_servers import own_engines
 from swift_r1.launch.environment import (
     has_gpu,
     launch_training,
@@ -88,8 +88,8 @@ def start(args_json: Path, environ: dict[str, str], world: World) -> NoReturn:
 
 
 def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple[Path, dict[str, str]]:
-    """Everything of a run but its trainer: all that can be checked is, servers are there, and so is the folder. Prints
-    the plan.
+    """Prepares everything of a run but its trainer: checks all that can be checked, waits for servers, makes the
+    folder. Prints the plan.
 
     Returns:
         What the trainer starts from: its args.json, and its environment.
@@ -103,9 +103,11 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
-    if args.asks_servers and is_first_node and (told := with_servers_turns(words, parsed, world)) != parsed:
-        args, about_machine = on_this_machine(told, gpu)
-        data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
+    if args.asks_servers and is_first_node:
+        with_turns = with_servers_turns(words, parsed, world)
+        if with_turns != parsed:
+            args, about_machine = on_this_machine(with_turns, gpu)
+            data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
@@ -139,7 +141,8 @@ def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple
 def environment_of(
     args: RlhfArguments, world: World, plan: Plan, folder: Path, gpu: bool, peer: str | None = None
 ) -> dict[str, str]:
-    """The trainer's; `peer` is the address of another node. Prints the plan, and starts the page beside the run."""
+    """Returns the trainer's environment; `peer` is the address of another node. Prints the plan, and starts the page
+    beside the run."""
     is_first_node = world.node_rank == 0
     if args.view and is_first_node:
         start_page(folder, args.view_port, args.secrets)
@@ -161,7 +164,7 @@ def environment_of(
 
 
 def needs_no_hub(args: RlhfArguments) -> bool:
-    """Whether everything that the trainer loads is on this machine, and stays there."""
+    """Says whether everything that the trainer loads is on this machine, and stays there."""
     named = (
         args.model,
         args.critic_model,
@@ -174,8 +177,8 @@ def needs_no_hub(args: RlhfArguments) -> bool:
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
-    """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
-    nothing. Returns the exit code. UsageError where the model's config cannot be read."""
+    """Prints what a rank will need, next to what the machine has, and what would save most; loads nothing. Returns the
+    exit code. UsageError where the model's config cannot be read."""
     from rich.table import Table
 
     from swift_r1.models.shape import shape_of
@@ -183,42 +186,42 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     from swift_r1.training.memory import GIB, advice, estimated
 
     shape = shape_of(args.model)
-    found = estimated(args, shape, world, gpu)
+    estimate = estimated(args, shape, world, gpu)
     table = Table(title="Memory of one rank, estimated", title_justify="left", pad_edge=False)
     table.add_column("part", style="bold")
     table.add_column("GiB", justify="right")
     table.add_column("when")
-    for name, size in found.parts.items():
+    for name, size in estimate.parts.items():
         table.add_row(name, f"{size / GIB:.2f}", "always")
-    for phase, parts in found.phases.items():
-        note = "" if phase == found.highest_phase else "; not at the same time, so not counted"
+    for phase, parts in estimate.phases.items():
+        note = "" if phase == estimate.highest_phase else "; not at the same time, so not counted"
         for name, size in parts.items():
             table.add_row(name, f"{size / GIB:.2f}", f"in {phase}{note}")
-    table.add_row("at most", f"{found.peak / GIB:.2f}", "", style="bold")
-    for name, size in found.on_host.items():
+    table.add_row("at most", f"{estimate.peak / GIB:.2f}", "", style="bold")
+    for name, size in estimate.on_host.items():
         table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
     Terminal(width=max(100, Terminal().width)).print(table)
     bound = "--max_length" if args.max_length else "assumed, without --max_length"
-    print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
-    print(room(found, world, gpu))
-    print(advice(args, shape, world, gpu, found))
+    print(f"for prompts of up to {estimate.prompt_tokens} tokens ({bound}), {estimate.tokens:,} tokens a forward pass")
+    print(room(estimate, world, gpu))
+    print(advice(args, shape, world, gpu, estimate))
     return EXIT_OK
 
 
-def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
-    """Whether this machine has what was estimated, in words."""
+def room(estimate: MemoryEstimate, world: World, gpu: bool) -> str:
+    """Says whether this machine has what was estimated, in words."""
     from swift_r1.training.memory import GIB
 
     if gpu:
         import torch
 
         free, total = torch.cuda.mem_get_info()
-        fits = "fits" if found.peak <= free else "does NOT fit"
+        fits = "fits" if estimate.peak <= free else "does NOT fit"
         return f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}"
     import psutil
 
     memory = psutil.virtual_memory()
-    needed = found.peak * world.nproc_per_node
+    needed = estimate.peak * world.nproc_per_node
     fits = "fits" if needed <= memory.available else "does NOT fit"
     ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
     return (

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
+from swift_r1.flags.fields import as_words
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.server import RolloutArguments, host_faults
-from swift_r1.flags.told import named
 from swift_r1.launch.checks.model_folder import dtype_here, is_local, model_faults
 from swift_r1.launch.environment import (
     file_in_memory,
@@ -61,8 +61,8 @@ def run(words: Sequence[str]) -> int:
     check_port(args.host, args.port)
     for line in args.about_flags:
         print(line, file=sys.stderr)
-    if args.told:
-        say(f"{named(args.told)}: the trainer is told (GET /info), and runs the turns", "rollout")
+    if args.turn_flags:
+        say(f"{' '.join(as_words(args.turn_flags))}: the trainer is told (GET /info), and runs the turns", "rollout")
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
@@ -85,7 +85,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def turn_faults(args: RolloutArguments) -> list[str]:
-    """Why the trainer could not run the turns that are named, as far as this machine can tell."""
+    """Says why the trainer could not run the turns that are named, as far as this machine can tell."""
     if not args.external_plugins and not args.scheduler_name:
         return []
     from swift_r1.launch.checks.names import scheduler_name_faults
@@ -99,7 +99,7 @@ def turn_faults(args: RolloutArguments) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Whether the server will be able to listen there.
+    """Says whether the server will be able to listen there.
 
     Raises:
         PortTaken: another process listens.
@@ -121,7 +121,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def _tls_faults(args: RolloutArguments) -> list[str]:
-    """Why the certificate and key cannot be used, told before the model loads."""
+    """Says why the certificate and key cannot be used, told before the model loads."""
     if args.ssl_certfile is None or args.ssl_keyfile is None:
         return []
     for name in ("ssl_certfile", "ssl_keyfile"):

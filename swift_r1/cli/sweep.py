@@ -105,11 +105,11 @@ def _sweep(
         raise
     order = ranked(sweep)
     write_record(folder, file, sweep, order)
-    found = section(sweep, order)
+    comparison = section(sweep, order)
     report = folder / "report.html"
-    print_section(found, Terminal())
+    print_section(comparison, Terminal())
     try:
-        for problem in write_report(find_runs([folder]), report, "html", [found]):
+        for problem in write_report(find_runs([folder]), report, "html", [comparison]):
             say(problem, "sweep")
         print(f"report: {report}")
     except UsageError as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
-from swift_r1.flags.parser import parse_arguments
-from swift_r1.flags.why import WhyArguments
+from swift_r1.flags.fields import flag
+from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.runtime.visible import visible
 
 _USAGE = """swift why RUN ... [--json]
@@ -21,6 +22,17 @@ _EXAMPLES = """
 swift why output/model/v0-20261121-120000
 swift why output --json
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyArguments(Command):
+    """Why."""
+
+    command: ClassVar[str] = "why"
+    runs: list[str] = flag([], "folders of runs, or that hold runs", positional=True, required=True)
+    json: bool = flag(False, "print a JSON list, an object for each run")
+
+
 HELP = (_USAGE, WhyArguments, _EXAMPLES)
 
 
@@ -31,8 +43,8 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.lab.diagnosis.watch import Diagnosis
     from swift_r1.record.folder import find_runs
 
-    told = []
-    found = False
+    reports = []
+    any_findings = False
     for folder in find_runs(args.runs):
         log = Diagnosis(folder.path)
         log.refresh()
@@ -41,21 +53,17 @@ def run(words: Sequence[str]) -> int:
         missing = log.not_judged
         early = log.too_early
         problems = [*folder.problems, *log.problems]
-        found |= bool(findings)
-        about = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}
-        told.append(
-            about
-            | {"failed": next(iter(failed), None), "findings": [asdict(one) for one in findings]}
-            | {"not_judged": missing, "too_early": early, "problems": problems}
-        )
+        any_findings |= bool(findings)
+        about: dict[str, Any] = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}
+        about |= {"failed": next(iter(failed), None), "findings": [asdict(finding) for finding in findings]}
+        reports.append(about | {"not_judged": missing, "too_early": early, "problems": problems})
         if args.json:
             continue
         why = f": {failed[0]}" if folder.status == "failed" and failed else ""
         print(visible(f"{folder.name}: {folder.status} at step {log.last_step}{why}"))
-        for one in findings:
-            print(
-                visible(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
-            )
+        for finding in findings:
+            first, last = finding.steps
+            print(visible(f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"))
         looked = len(DETECTORS) - len(missing) - len(early)
         print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
         if early:
@@ -65,5 +73,5 @@ def run(words: Sequence[str]) -> int:
         for problem in problems:
             print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
     if args.json:
-        print(json.dumps(told, indent=2))
-    return EXIT_RUN_FAILED if found else EXIT_OK
+        print(json.dumps(reports, indent=2))
+    return EXIT_RUN_FAILED if any_findings else EXIT_OK

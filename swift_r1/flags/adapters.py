@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.flags.fields import Scope, check_pattern, flag
+from swift_r1.flags.fields import Scope, check_pattern, flag, shown_value
 from swift_r1.flags.training import DTYPES, ModelArguments
 
 CONFIG = "adapter_config.json"
@@ -24,7 +24,7 @@ _NOT_OURS = (
 
 
 def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
-    """The content of adapter_config.json. Raises UsageError, naming the flag: the folder holds no adapters."""
+    """Returns the content of adapter_config.json. Raises UsageError, naming the flag: the folder holds no adapters."""
     path = Path(folder).expanduser()
     if not (path / CONFIG).is_file() or not (path / WEIGHTS).is_file():
         raise UsageError(
@@ -47,8 +47,8 @@ def adapters_base(model: str) -> str | None:
 
 
 def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
-    """The flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none, or of a
-    kind that cannot be trained here."""
+    """Returns the flags that say what the adapters in a folder are. Raises UsageError, naming the flag: they are none,
+    or of a kind that cannot be trained here."""
     config = adapter_config(flag, folder)
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -165,7 +165,7 @@ class AdapterArguments(ModelArguments):
     bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
 
     def adapter_faults(self, given: frozenset[str]) -> Iterator[str]:
-        """What the flags say against each other and against the folders."""
+        """Yields what the flags say against each other and against the folders."""
         if not self.target_modules:
             yield "--target_modules names no module to adapt: all-linear means every linear one"
         for name, dtype, others in (
@@ -181,7 +181,7 @@ class AdapterArguments(ModelArguments):
         for name in sorted(given & own.keys()):
             if getattr(self, name) != own[name]:
                 folder = self.start_adapters[0]
-                value = _shown(own[name])
+                value = shown_value(own[name])
                 yield f"--adapters {folder} has --{name} {value}: leave it out, or give that"
         if self.ref_adapters and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]:
             yield (
@@ -195,11 +195,7 @@ class AdapterArguments(ModelArguments):
         return self.adapters
 
     def given_adapters(self, given: frozenset[str]) -> dict[str, Any]:
-        """The flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
+        """Returns the flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
         own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
         linear = "target_modules" in given and self.target_modules == ["all-linear"]
         return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

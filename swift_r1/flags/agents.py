@@ -1,13 +1,20 @@
-"""Flags of agents: programs that play whole episodes, and know only an OpenAI address."""
+"""Flags of agents, programs that play whole episodes and know only an OpenAI address; and of environments that others
+have written, which such an agent plays."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from swift_r1.errors import UsageError
 from swift_r1.flags.fields import Scope, check_no_key, flag, free
 from swift_r1.flags.rollout import MultiTurnArguments
+from swift_r1.wire.urls import why_no_url, without_password
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 _AGENT = Scope(lambda args: args.plays_agent, "without --agent, --agent_command or --env")
 
@@ -19,6 +26,16 @@ def _check_command(text: str) -> None:
     for word, behind in zip(words, [*words[1:], ""], strict=True):
         name, _, value = word.partition("=")
         check_no_key({name.lstrip("-"): value or (behind if name.startswith("-") else ""), "an address": word})
+
+
+def _check_env(spec: str) -> None:
+    from swift_r1.plugins.environments.kinds import kind_faults
+
+    if "://" in spec and (why := why_no_url(spec.partition(":")[2])) is not None:
+        raise ValueError(f"{why}: {without_password(spec)!r}")
+    faults = kind_faults(spec)
+    if faults:
+        raise UsageError(*faults)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +77,41 @@ class AgentArguments(MultiTurnArguments):
         return None if self.agent_command is None else shlex.split(self.agent_command)
 
 
-def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
-    """What an agent cannot be combined with."""
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentArguments(AgentArguments):
+    """Environments."""
+
+    env: str | None = flag(
+        None,
+        "play episodes of this environment, KIND:NAME, where KIND is gymnasium, openenv, trl or verifiers "
+        "(docs/environments.md); its own rows are the data set env, which --dataset is then by default",
+        check=_check_env,
+        instead_of=("agent", "agent_command"),
+    )
+    env_args: dict[str, Any] = flag(
+        {},
+        "the environment's own arguments",
+        Scope(lambda args: args.env is not None, "without --env"),
+        check=check_no_key,
+    )
+
+    @property
+    def plays_agent(self) -> bool:
+        return self.env is not None or super().plays_agent
+
+    @property
+    def counts_by_turns(self) -> bool:
+        """Whether the rewards of turns that are added to the advantage are all that the environment's reward is."""
+        from swift_r1.plugins.environments.kinds import KINDS
+
+        by_turns = self.advantage_per == "turn" and self.env is not None
+        return by_turns and KINDS[str(self.env).partition(":")[0]].sums_turns
+
+
+def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what an agent cannot be combined with."""
     if not args.plays_agent:
         return
-    flags = vars(args)
     own = "an agent plays the whole episode itself"
     for name, why in {
         "multi_turn_scheduler": f"{own}: leave the scheduler out",
@@ -78,17 +125,17 @@ def agent_faults(args: AgentArguments, given: frozenset[str]) -> Iterator[str]:
         "teacher_model_server": "a teacher reads completions of one sequence",
         "teacher_adapters": "a teacher reads completions of one sequence",
     }.items():
-        if flags.get(name):
+        if getattr(args, name):
             yield f"--{name} does not go with --agent or --agent_command: {why}"
     for name, value in (("rlhf_type", "ppo"), ("loss_type", "real")):
-        if flags[name] == value:
+        if getattr(args, name) == value:
             yield f"--{name} {value} does not go with --agent or --agent_command: it takes completions of one sequence"
     if "loss_scale" in given and args.loss_scale != "default":
         yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
-    if 0 < flags["step_timeout"] <= args.agent_timeout:
+    if 0 < args.step_timeout <= args.agent_timeout:
         yield (
-            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {flags['step_timeout']}, which would "
+            f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {args.step_timeout}, which would "
             "end the run while an episode may still take its time"
         )
-    if args.advantage_per == "turn" and flags["advantage_estimator"] == "reinforce_plus_plus":
+    if args.advantage_per == "turn" and args.advantage_estimator == "reinforce_plus_plus":
         yield "--advantage_per turn compares the turns of a group, and reinforce_plus_plus those of a batch: use grpo"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.prompt_templates import TEMPLATES, check_arguments, prompt_template, system_message
 from swift_r1.data.tools import AGENT_TEMPLATES
 from swift_r1.flags.fields import Scope, check_no_key, flag, free
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _CHOSEN = Scope(lambda args: not args.streaming, "with --streaming true, whose rows come in their own order")
@@ -50,7 +53,7 @@ TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat t
 
 
 def check_kwargs(values: Mapping[str, Any]) -> None:
-    """Of `--chat_template_kwargs`."""
+    """Raises ValueError for a `--chat_template_kwargs` that cannot be."""
     check_no_key(values)
     check_arguments(values)
 
@@ -160,3 +163,26 @@ class DataArguments:
         _PASSES,
         _IN_ORDER,
     )
+
+
+def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what does not go with streamed or mixed data, and with held-out rows."""
+    if "split_dataset_ratio" in given and args.evaluates and not args.split_dataset_ratio + bool(args.val_dataset):
+        yield "--split_dataset_ratio 0 leaves no row to evaluate: leave it out, or give --val_dataset"
+    if args.streaming and args.max_steps <= 0:
+        yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
+        if args.streaming and strategy == "epoch":
+            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    shares = args.interleave_prob
+    if shares is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
+    if args.streaming and args.max_epochs:
+        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
+    if args.streaming and args.split_dataset_ratio:
+        yield "--streaming true cannot split rows off: give --val_dataset"

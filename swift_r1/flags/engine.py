@@ -97,13 +97,13 @@ def passed_to_vllm(flags: EngineFlags) -> dict[str, Any]:
 
 
 def changed_flags(flags: EngineFlags) -> dict[str, Any]:
-    """Those that are not at their default."""
+    """Returns the flags that are not at their default."""
     specs = flag_specs(EngineFlags)
     return {name: value for name in specs if (value := getattr(flags, name)) != specs[name].default}
 
 
 def engine_kwargs_faults(cls: type, kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """What `--vllm_engine_kwargs` of the command of `cls` must not hold: what has a flag, and what we depend on."""
+    """Yields what `--vllm_engine_kwargs` of a command must not hold: what has a flag, and what we depend on."""
     known = spellings(cls)
     for name, value in kwargs.items():
         if name == "quantization" and value in _ONLINE:

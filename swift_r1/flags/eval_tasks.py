@@ -53,7 +53,7 @@ class EvalTask:
     chat_template_kwargs: dict[str, Any] = flag({}, "", check=check_kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and a hash of the template where it is a file."""
+        """Returns all fields, and a hash of the template where it is a file."""
         own = asdict(self)
         if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
             text = prompt_template(self.prompt_template)
@@ -65,8 +65,8 @@ _FIELDS = {name: spec for name, spec in flag_specs(EvalTask).items() if name != 
 
 
 def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[EvalTask]:
-    """The tasks that the values of a flag name: `name`, `file.jsonl`, `benchmark=file.jsonl`, each with `#N` for the
-    first N questions, or a JSON object with `dataset` and other fields of `EvalTask`.
+    """Returns the tasks that the values of a flag name: `name`, `file.jsonl`, `benchmark=file.jsonl`, each with `#N`
+    for the first N questions, or a JSON object with `dataset` and other fields of `EvalTask`.
 
     Args:
         flag: for messages, with dashes.
@@ -151,7 +151,8 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def limited(value: str, limit: int | None) -> str:
-    """A value of `read_tasks` with `limit` where it has none of its own; one that cannot be read is left as it is."""
+    """Returns a value of `read_tasks` with `limit` where it has none of its own; one that cannot be read is left as it
+    is."""
     if limit is None:
         return value
     if value.lstrip().startswith("{"):

@@ -114,7 +114,7 @@ class EvalArguments(
         return self.model.rstrip("/").removesuffix("/v1")
 
     def tasks(self) -> list[EvalTask]:
-        """What `--benchmarks` names, in its order; raises as `read_tasks`."""
+        """Returns what `--benchmarks` names, in its order; raises as `read_tasks`."""
         defaults = {
             "num_generations": self.n,
             "temperature": float(self.temperature),
@@ -170,9 +170,9 @@ class EvalArguments(
         elif self.infer_backend == "transformers":
             unread = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS)
             why = "--infer_backend transformers"
-        found = [name for name in unread if name in given]
-        if found and self.model:
-            yield no_effect(found, f"with {why}")
+        unused = [name for name in unread if name in given]
+        if unused and self.model:
+            yield no_effect(unused, f"with {why}")
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         if self.is_url:
@@ -188,5 +188,5 @@ class EvalArguments(
         )
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        found = super().with_secrets(environ)
-        return found if self.is_url else replace(found, api_key=None)
+        args = super().with_secrets(environ)
+        return args if self.is_url else replace(args, api_key=None)

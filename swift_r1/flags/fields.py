@@ -25,19 +25,19 @@ _WANTED = {bool: "true or false", int: "a whole number", float: "a number", dict
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scope:
-    """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
+    """Says where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
 
     Attributes:
-        holds: whether these arguments read the flag.
-        otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
+        applies: whether these arguments read the flag.
+        else_message: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
         unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
-        said: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
+        warn_only: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
     """
 
-    holds: Callable[[Any], bool]
-    otherwise: str
+    applies: Callable[[Any], bool]
+    else_message: str
     unless_off: bool = False
-    said: bool = False
+    warn_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class FlagSpec:
 
 
 def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
-    """A dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
+    """Makes a dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
     others = " and ".join(f"--{name}" for name in info.get("instead_of", ()))
     about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
     if isinstance(default, list | dict):
@@ -108,7 +108,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
 
 
 def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
-    """A flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
+    """Makes a flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
     return flag(default, help, *scopes, may_change=True, **info)
 
 
@@ -116,51 +116,55 @@ _specs: dict[type, Mapping[str, FlagSpec]] = {}
 
 
 def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
-    """The flags of a command's argument class by name, in the order of its groups."""
+    """Returns the flags of a command's argument class by name, in the order of its groups."""
     if cls not in _specs:
         hints = typing.get_type_hints(cls)
         groups = _groups(cls)
         defaults = cls()
         _specs[cls] = {
-            one.name: FlagSpec(
-                one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
+            item.name: FlagSpec(
+                item.name,
+                *_kind(hints[item.name]),
+                getattr(defaults, item.name),
+                groups[item.name],
+                item.metadata[_KEY],
             )
-            for one in dataclasses.fields(cls)
-            if _KEY in one.metadata
+            for item in dataclasses.fields(cls)
+            if _KEY in item.metadata
         }
     return _specs[cls]
 
 
 def spellings(cls: type[Any]) -> Mapping[str, FlagSpec]:
-    """Every accepted spelling (names and aliases, without dashes) of a command's flags."""
+    """Returns every accepted spelling (names and aliases, without dashes) of a command's flags."""
     specs = flag_specs(cls)
     return {name: spec for spec in specs.values() for name in (spec.name, *spec.info.aliases)}
 
 
-def no_effect(names: Sequence[str], otherwise: str) -> str:
-    """The message about flags that nothing reads."""
-    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
+def no_effect(names: Sequence[str], where: str) -> str:
+    """Returns the message about flags that nothing reads."""
+    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {where}"
 
 
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
-    """The flags that were given outside their scope, or beside one that they stand for."""
+    """Yields the flags that were given outside their scope, or beside one that they stand for."""
     for name, spec in flag_specs(type(args)).items():
         stands = name in given and getattr(args, name) != spec.default
         for other in given.intersection(spec.info.instead_of) if stands else ():
             yield f"give either --{name} or --{other}, not both"
-    yield from unread_flags(args, given, said=False)
+    yield from unread_flags(args, given, warn_only=False)
 
 
-def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[str]:
-    """A line about the flags that were given outside each scope that is `said`, or is not."""
+def unread_flags(args: Any, given: frozenset[str], *, warn_only: bool) -> Iterator[str]:
+    """Yields a line about the flags that were given outside each scope that is `warn_only`, or is not."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
         off = not getattr(args, name) and getattr(args, name) == spec.default
         for scope in spec.info.scopes if name in given else ():
-            if scope.said == said and not (scope.unless_off and off) and not scope.holds(args):
+            if scope.warn_only == warn_only and not (scope.unless_off and off) and not scope.applies(args):
                 unused.setdefault(scope, []).append(name)
     for scope, names in unused.items():
-        yield no_effect(names, scope.otherwise.format_map(vars(args)))
+        yield no_effect(names, scope.else_message.format_map(vars(args)))
 
 
 def check_url(url: str) -> None:
@@ -170,7 +174,7 @@ def check_url(url: str) -> None:
 
 
 def check_no_key(values: Mapping[str, Any]) -> None:
-    """Of a flag with values by name, whose text is written to `args.json`."""
+    """Raises ValueError for a key among the named values of a flag, whose text is written to `args.json`."""
     name = next(keys_in(values), None)
     if name:
         raise ValueError(
@@ -192,7 +196,7 @@ def check_stop_word(word: str) -> None:
 
 
 def _groups(cls: type) -> dict[str, str]:
-    """Each field's group: the first docstring line of the class that declares it."""
+    """Returns each field's group: the first docstring line of the class that declares it."""
     groups: dict[str, str] = {}
     for base in cls.__mro__:
         for name in inspect.get_annotations(base):
@@ -201,7 +205,7 @@ def _groups(cls: type) -> dict[str, str]:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """The type of a flag's values, and whether it takes a list of them."""
+    """Returns the type of a flag's values, and whether it takes a list of them."""
     if isinstance(hint, types.UnionType):
         (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     origin = typing.get_origin(hint)
@@ -211,15 +215,15 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def takes_word(spec: FlagSpec | None, words: Sequence[str], word: str) -> bool:
-    """Whether a flag that has `words` takes one more, in a command with a positional flag."""
+    """Says whether a flag that has `words` takes one more, in a command with a positional flag."""
     if spec is None or spec.is_list:
         return True
     return not words and (spec.kind is not bool or word.lower() in _TRUE | _FALSE)
 
 
 def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
-    """The value of the words that follow a flag on the command line; ValueError where they are too many or too few, of
-    another type, out of range or not among the choices."""
+    """Returns the value of the words that follow a flag on the command line; ValueError where they are too many or too
+    few, of another type, out of range or not among the choices."""
     if spec.kind is bool and not words:
         return True
     if not words:
@@ -233,7 +237,7 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
 
 
 def from_config(spec: FlagSpec, value: Any) -> Any:
-    """The value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
+    """Returns the value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
     if value is None:
         return spec.default
     if spec.is_list:
@@ -251,13 +255,21 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """The command line that gives flags these values; None and {} leave a flag out."""
+    """Returns the command line that gives flags these values; None and {} leave a flag out."""
     words: list[str] = []
     for name, value in values.items():
         if value not in (None, {}):
             items = value if isinstance(value, list) else [value]
-            words += [f"--{name}", *(json.dumps(one) if isinstance(one, bool | dict) else str(one) for one in items)]
+            words += [
+                f"--{name}",
+                *(json.dumps(item) if isinstance(item, bool | dict) else str(item) for item in items),
+            ]
     return words
+
+
+def shown_value(value: Any) -> str:
+    """Returns a value as it is written after its flag."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:

@@ -37,7 +37,7 @@ class ForecastArguments(RlhfArguments):
             yield "a forecast is made on one node: leave NNODES out (its ranks train as they would, only fewer)"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """As of the run, which here evaluates nothing, keeps nothing and tells nobody."""
+        """Returns the run's arguments without evaluations, checkpoints and trackers."""
         quiet: dict[str, Any] = {"eval_strategy": "no", "eval_steps": None, "eval_on_start": False, "eval_datasets": []}
         quiet |= {"log_tokens": "none", "log_completions": False, "save_strategy": "no", "view": False}
         quiet |= {"push_to_hub": False, "create_checkpoint_symlink": False, "report_to": [], "max_runtime": None}
@@ -45,12 +45,12 @@ class ForecastArguments(RlhfArguments):
 
     @property
     def tried(self) -> Self:
-        """What its trainer is given: two optimizer steps of all models, one thing after another."""
+        """The arguments of its trainer: two optimizer steps of all models, one thing after another."""
         alone: dict[str, Any] = {"async_generate": False, "dynamic_sample": False, "critic_warmup_steps": 0}
         return replace(self, max_steps=2, max_epochs=None, **alone)
 
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:
-    """Those that the content of an args.json holds."""
+    """Returns the arguments that the content of an args.json holds."""
     kind = ForecastArguments if args_json["command"][1] == ForecastArguments.command else RlhfArguments
     return kind.from_dict(args_json["args"])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from swift_r1.errors import UsageError
 from swift_r1.flags.data import EVALUATED
 from swift_r1.flags.fields import Scope, free
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 _BEST = Scope(lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model")
 LAST = "last"  # of `--resume_from_checkpoint`: the newest checkpoint of the newest run
@@ -16,7 +22,7 @@ _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strate
 _SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
 _RECORDED = Scope(lambda args: args.log_tokens != "none", "with --log_tokens none")
 _SAMPLED = Scope(lambda args: args.log_tokens == "sample", "with --log_tokens {log_tokens}")
-_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.otherwise)
+_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.else_message)
 STRATEGIES = ("no", "steps", "epoch")
 
 
@@ -138,3 +144,30 @@ class OutputArguments:
     def evaluates(self) -> bool:
         """Whether anything is evaluated."""
         return self.evaluation != "no" or self.eval_on_start
+
+
+def evaluation_faults(args: RlhfArguments) -> Iterator[str]:
+    """Yields what is wrong with what is evaluated, and with the metric that checkpoints are compared by, which must be
+    there at every save."""
+    try:
+        args.eval_tasks()
+    except UsageError as error:
+        yield from error.faults
+    name = args.metric_for_best_model
+    if name is None:
+        return
+    known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
+    if name not in known:
+        yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
+    if args.eval_unit == "rollout":
+        yield "--metric_for_best_model needs --eval_unit step"
+    elif args.save_strategy == "no":
+        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
+    elif args.save_strategy == "epoch":
+        if args.evaluation != "epoch":
+            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
+    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
+        yield (
+            f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
+            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
+        )

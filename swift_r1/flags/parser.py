@@ -27,7 +27,7 @@ from swift_r1.flags.fields import (
     takes_word,
     unread_flags,
 )
-from swift_r1.flags.meanings import MEANINGS, Meaning
+from swift_r1.flags.ms_swift_flags import Meaning, meanings
 from swift_r1.flags.world import ProcessArguments, World
 
 _logger = logging.getLogger("swift_r1.flags")
@@ -50,11 +50,11 @@ class Command:
     """Lines about flags that were given and have no effect in this run."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together; `given` names the flags the user set."""
+        """Yields what is wrong with the values taken together; `given` names the flags the user set."""
         yield from scope_faults(self, given)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """The same arguments with every default that depends on others filled in."""
+        """Returns the same arguments with every default that depends on others filled in."""
         return self.with_secrets(environ)
 
     @property
@@ -65,12 +65,13 @@ class Command:
         yield from self.unread
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the environment's secrets, where they are needed and not given."""
-        variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
-        found: dict[str, Any] = {
-            name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()
+        """Returns the same arguments with the environment's secrets, where they are needed and not given."""
+        values: dict[str, Any] = {
+            name: getattr(self, name) or environ.get(spec.info.secret) or None
+            for name, spec in flag_specs(type(self)).items()
+            if spec.info.secret
         }
-        return replace(self, **found)
+        return replace(self, **values)
 
     @property
     def secrets(self) -> dict[str, str]:
@@ -81,14 +82,14 @@ class Command:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without secrets, which travel in the environment."""
+        """Returns all flags as JSON-able values, without secrets, which travel in the environment."""
         values = asdict(self)
         return {name: None if spec.info.secret else values[name] for name, spec in flag_specs(type(self)).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is no flag
-        (the file is of another version)."""
+        """Returns the arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is
+        no flag (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
@@ -132,14 +133,14 @@ def parse_arguments(
     cls: type[A],
     argv: Sequence[str],
     environ: Mapping[str, str] | None = None,
-    told: Mapping[str, Any] | None = None,
+    from_server: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> A:
-    """The arguments of a command from the words after its name, checked and resolved.
+    """Returns the arguments of a command from the words after its name, checked and resolved.
 
-    `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
-    they were checked already; `recorded` are what flags that are not given have in the place of their defaults. Raises
-    UsageError with every fault found.
+    `environ` (default: `os.environ`) has the world size and keys; `from_server` are values that count as given, which
+    the rollout server has checked; `recorded` are what flags that are not given have in the place of their defaults.
+    Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -158,7 +159,7 @@ def parse_arguments(
         if spec.info.required and known.isdisjoint((spec.name, spec.info.unless)):
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
-    reading.values |= told or {}
+    reading.values |= from_server or {}
     arguments = cls(**{**recorded, **reading.values}, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}
@@ -171,12 +172,12 @@ def parse_arguments(
             reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
-    arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, said=True)))
+    arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, warn_only=True)))
     return arguments.resolved(given, world, environ)
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word of the command line is a flag (`-1` and `-0.5` are values)."""
+    """Says whether a word of the command line is a flag (`-1` and `-0.5` are values)."""
     return _FLAG.match(word) is not None
 
 
@@ -188,11 +189,12 @@ def _read(
     known = spellings(reading.cls)
     seen: dict[str, str] = {}
     on_command_line = reading.values.keys() | reading.faulty
+    before, dashes = (f"{path}: ", "") if path else ("", "--")
     for written, value in entries:
         spelling = _spelling(written)
-        spec = known.get(spelling) if path or written.startswith("--") else None
-        before, dashes = (f"{path}: ", "") if path else ("", "--")
-        meaning = MEANINGS.get(spelling) if path or written.startswith("--") else None
+        is_name = bool(path) or written.startswith("--")
+        spec = known.get(spelling) if is_name else None
+        meaning = meanings().get(spelling) if is_name and spec is None else None
         if spec is None and meaning is None:
             reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
             continue
@@ -203,15 +205,15 @@ def _read(
             reading.faults.append(f"{shown} is given twice{also}: keep one")
             continue
         seen[name] = spelling
-        if meaning is not None and spec is None:
+        if meaning is not None:
             reading.check(meaning, value, shown)
         elif spec is not None and name not in on_command_line:
             reading.convert(spec, value, convert, shown)
 
 
 def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag as it was written last, and the words that belong to it. Other words are those of the positional flag;
-    without one they belong to the flag before them, and those before the first flag are faults."""
+    """Returns each flag as it was written last, and the words that belong to it. Other words are those of the
+    positional flag; without one they belong to the flag before them, and those before the first flag are faults."""
     known = spellings(cls)
     positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []
@@ -240,7 +242,7 @@ def _spelling(written: str) -> str:
 
 
 def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
-    """None where it cannot be read, which is a fault."""
+    """Reads the config file; returns None where it cannot be read, which is a fault."""
     import yaml
 
     try:
@@ -258,12 +260,12 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
 
 
 def unknown_flag(cls: type[Command], written: str) -> str:
-    """One line about a flag that is not ours and has no meaning here: another command's, or a typo."""
+    """Returns a line about a flag that is not ours and has no meaning here: another command's, or a typo."""
     name = _spelling(written)
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    owners = [one.command for one in Command.__subclasses__() if name in spellings(one)]
+    owners = [other.command for other in Command.__subclasses__() if name in spellings(other)]
     if owners and name not in names:
         return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: {cls.of_others}"
     if near:

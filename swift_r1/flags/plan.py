@@ -60,7 +60,7 @@ class Plan:
 def make_plan(
     args: RlhfArguments, world_size: int, dataset_size: int | None, scheduled_steps: int | None = None
 ) -> Plan:
-    """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set),
+    """Returns the plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set),
     `scheduled_steps` where they are all of the run.
 
     Raises ValueError where the dataset is empty, or a round does not divide into whole groups; UsageError where
@@ -121,7 +121,7 @@ def make_plan(
 
 
 def rollouts_from(args: RlhfArguments) -> str:
-    """Where completions come from, in words."""
+    """Says where completions come from, in words."""
     if args.command == "replay":
         return "those that were recorded"
     if args.colocates:
@@ -137,7 +137,7 @@ def rollouts_from(args: RlhfArguments) -> str:
 
 
 def backend_of(args: RlhfArguments, world_size: int) -> str:
-    """What trains, in words."""
+    """Returns what trains, in words."""
     if args.fsdp:
         return "FSDP2"
     if args.deepspeed:
@@ -146,7 +146,7 @@ def backend_of(args: RlhfArguments, world_size: int) -> str:
 
 
 def evaluation_of(args: RlhfArguments) -> str:
-    """What is evaluated and when, in words."""
+    """Returns what is evaluated and when, in words."""
     sets = [
         f"{task.name} ({_count(task.limit, 'question') if task.limit else 'all questions'}"
         f" x {_count(task.num_generations, 'completion')})"
@@ -171,7 +171,7 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def plan_table(plan: Plan, args: RlhfArguments) -> Table:
-    """The plan as a table for people."""
+    """Returns the plan as a table for people."""
     from rich.table import Table
 
     is_ppo = args.rlhf_type == "ppo"

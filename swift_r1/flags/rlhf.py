@@ -1,31 +1,240 @@
-"""The arguments of `swift rlhf` and of `swift check`, which takes the same flags."""
+"""The arguments of `swift rlhf`, and of `swift check`, which takes the same flags: all groups in one dataclass, what
+several flags mean together, and their defaults that depend on others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar, Self
+from dataclasses import dataclass, fields, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Self
 
 from swift_r1.data.prompt_templates import newlines, system_message
-from swift_r1.flags import checks
-from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS
-from swift_r1.flags.eval_tasks import limited
+from swift_r1.data.sources import DataFlags
+from swift_r1.flags.adapters import AdapterArguments
+from swift_r1.flags.agents import EnvironmentArguments, agent_faults
+from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOArguments
+from swift_r1.flags.batch import BATCH, began_with, round_faults
+from swift_r1.flags.data import DataArguments, data_faults
+from swift_r1.flags.distillation import POLICY, DistillationArguments
+from swift_r1.flags.eval_tasks import EvalTask, limited, read_tasks
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
-from swift_r1.flags.rlhf_flags import RlhfFlags
-from swift_r1.flags.world import World
-from swift_r1.record.reporters import chosen_trackers
+from swift_r1.flags.output import OutputArguments, evaluation_faults
+from swift_r1.flags.parser import Command
+from swift_r1.flags.reward import BuiltinRewardArguments, RewardArguments, reward_faults
+from swift_r1.flags.rollout import GenerationArguments, rollout_faults, server_faults
+from swift_r1.flags.trackers import HubArguments, TrackerArguments, tracker_faults
+from swift_r1.flags.training import TrainingArguments, training_faults
+from swift_r1.flags.world import ProcessArguments, World
+from swift_r1.record.reporters import TrackerFlags, chosen_trackers
 
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
+LEAST_BATCH = 16
+"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
+_CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlhfArguments(RlhfFlags):
+class RlhfArguments(
+    OutputArguments,
+    TrackerArguments,
+    HubArguments,
+    TrainingArguments,
+    DistillationArguments,
+    ChordArguments,
+    PPOArguments,
+    EnvironmentArguments,
+    GenerationArguments,
+    DataArguments,
+    BuiltinRewardArguments,
+    RewardArguments,
+    AdapterArguments,
+    ProcessArguments,
+    Command,
+):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "rlhf"
+    chosen: tuple[str, ...] = ()
+    """What of the batch was chosen since the flags leave it open, as lines of the plan."""
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """`--learning_rate`, or the default of what is trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-5 if self.train_type == "full" else 1e-4
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.train_type != "full"
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether there is a KL, and so a reference policy."""
+        return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
+
+    @property
+    def teacher_path(self) -> str | None:
+        """The folder or id of a teacher that is a model of its own, or of the policy as it was at the start."""
+        path = self.teacher_model or (self.model if self.teacher_adapters else None)
+        return None if path == POLICY else path
+
+    @property
+    def folder_of_runs(self) -> str:
+        """`--output_dir`; without `..`, which would be in all paths that are shown."""
+        folder = self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}"
+        return str(Path(folder).resolve()) if ".." in Path(folder).parts else folder
+
+    @property
+    def start_adapters(self) -> list[str]:
+        resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
+        return self.adapters or resumed
+
+    @property
+    def resumed_weights(self) -> dict[str, Any]:
+        """The flags that `--resume_only_model` stands for."""
+        if not self.resume_only_model:
+            return {}
+        own: dict[str, Any] = {"resume_from_checkpoint": None, "resume_only_model": False}
+        if self.train_type != "full":
+            return own | {"adapters": self.start_adapters}
+        reference = self.ref_model or self.model
+        own |= {"teacher_model": self.teacher_path} if self.teacher_adapters else {}
+        return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
+
+    @property
+    def reward_names(self) -> list[str]:
+        """`--reward_funcs`, the models of `--reward_model`, and the reward of the environment or the agent, as
+        ms-swift has the former."""
+        own = ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
+        more = [*(one.name for one in self.reward_models), *own]
+        return [*self.reward_funcs, *(name for name in more if name not in self.reward_funcs)]
+
+    @property
+    def judge_content(self) -> str | None:
+        """`--judge` as JSON, what its file holds included."""
+        if self.judge is None:
+            return None
+        from swift_r1.rewards.judge_config import judge_text
+
+        return judge_text(self.judge)
+
+    @property
+    def normalizes_objectives(self) -> bool:
+        """GDPO, in its two spellings."""
+        return self.multi_objective_aggregation == "normalize_then_sum" or self.scale_rewards == "gdpo"
+
+    @property
+    def correction(self) -> str | None:
+        """`--rollout_importance_sampling_mode`; completions by older weights are always corrected for."""
+        ahead = self.async_generate and self.max_staleness > 0
+        return self.rollout_importance_sampling_mode or ("token_truncate" if ahead else None)
+
+    @property
+    def micro_batches_per_round(self) -> int:
+        """`--steps_per_generation`, where `--generation_batch_size` does not say it; a whole optimizer step at least,
+        since its weights generate all of it."""
+        step = self.gradient_accumulation_steps
+        return max(self.steps_per_generation or (self.num_mini_batches or 1) * step, step)
+
+    @property
+    def batch_processes(self) -> int:
+        """The processes that the batch flags, resolved, are counted for: those that the run began with."""
+        each = self.per_device_train_batch_size * int(self.steps_per_generation or 1)
+        return int(self.generation_batch_size or each) // each
+
+    @property
+    def completions_per_step(self) -> int:
+        """The completions of an optimizer step over all processes, by resolved flags."""
+        return self.per_device_train_batch_size * self.batch_processes * self.gradient_accumulation_steps
+
+    def counted_for(self, given: frozenset[str], processes: int) -> int:
+        """Returns the processes that the batch flags are to be counted for. A run that goes on with the batch flags
+        that it began with keeps its batch, on however many processes; other flags are of those that there are."""
+        if self.resume_from_checkpoint is None or self.resume_only_model:
+            return processes
+        beginning = began_with(Path(self.folder_of_runs).absolute(), self.add_version, self.resume_from_checkpoint)
+        if beginning is None:
+            return processes
+        flags, began = beginning
+        own, _ = self.resolved_batch(given, began)
+        return began if all(flags.get(name) == value for name, value in own.items()) else processes
+
+    def resolved_batch(self, given: frozenset[str], processes: int) -> tuple[dict[str, int | None], list[str]]:
+        """Returns the flags `BATCH` on so many processes, and what of them was chosen here, as lines of the plan."""
+        micro_batch = self.per_device_train_batch_size * processes
+        chosen = []
+        accumulation = self.gradient_accumulation_steps
+        micro_batches = self.micro_batches_per_round
+        accumulated = self.chosen_accumulation(given, processes)
+        if accumulated is not None:
+            accumulation = micro_batches = accumulated
+            chosen.append(
+                f"--gradient_accumulation_steps {accumulated}: a micro-batch of {micro_batch} has no whole groups of "
+                f"{self.num_generations}, and a step has at least {LEAST_BATCH} completions"
+            )
+        if self.generation_batch_size is not None:
+            micro_batches = self.generation_batch_size // micro_batch
+        wanted = self.steps_per_generation or micro_batches
+        if wanted < accumulation:
+            micro_batches = accumulation
+            chosen.append(
+                f"{wanted} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
+                "generate all of it at once"
+            )
+        sizes = (self.per_device_train_batch_size, accumulation, micro_batches, micro_batch * micro_batches)
+        return dict(zip(BATCH, (*sizes, self.num_mini_batches), strict=True)), chosen
+
+    def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
+        """Returns `--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as
+        make whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
+        says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
+        micro_batch = self.per_device_train_batch_size * processes
+        if given & says or micro_batch % self.num_generations == 0:
+            return None
+        groups = math.lcm(micro_batch, self.num_generations)
+        return groups * math.ceil(LEAST_BATCH / groups) // micro_batch
+
+    @property
+    def data_flags(self) -> DataFlags:
+        own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
+        return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+
+    @property
+    def tracker_flags(self) -> TrackerFlags:
+        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
+
+    def eval_tasks(self) -> list[EvalTask]:
+        """Returns what `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as
+        `read_tasks`."""
+        temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
+        defaults = {
+            "num_generations": self.num_generations_eval or self.num_generations,
+            "temperature": float(temperature),
+            "top_p": float(self.eval_top_p),
+            "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
+            "system": self.system,
+            "prompt_template": self.prompt_template,
+            "response_prefix": self.response_prefix,
+            "enable_thinking": self.enable_thinking,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "instruction": None,
+        }
+        return read_tasks("--eval_datasets", self.eval_datasets, defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from scope_faults(self, given)
-        yield from checks.all_faults(self, given, world)
+        yield from algorithm_faults(self, given)
+        yield from reward_faults(self, given)
+        yield from rollout_faults(self)
+        yield from agent_faults(self, given)
+        yield from server_faults(self, world)
+        yield from round_faults(self, given, world)
+        yield from training_faults(self, given, world)
+        yield from evaluation_faults(self)
+        yield from data_faults(self, given)
+        yield from tracker_faults(self)
 
     @property
     def about_flags(self) -> Iterator[str]:
@@ -91,8 +300,53 @@ class RlhfArguments(RlhfFlags):
         return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
-        found = super().with_secrets(environ)
-        return found if self.use_vllm or self.teacher_model_server else replace(found, api_key=None)
+        args = super().with_secrets(environ)
+        return args if self.use_vllm or self.teacher_model_server else replace(args, api_key=None)
+
+
+def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what the loss, the estimator and PPO need of other flags."""
+    yield from args.distillation_faults()
+    taught = args.teaches_by in ("advantage", "loss", "sdar")
+    alone = args.rlhf_type == "grpo" and args.num_generations < 2 and not taught
+    if alone and args.advantage_estimator != "reinforce_plus_plus":
+        yield (
+            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
+            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
+            "baseline is the batch"
+        )
+    if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
+        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+    chord = {f"chord_{name}": getattr(args, f"chord_{name}") for name in _CHORD} if args.chord_sft_dataset else {}
+    missing = [f"--{name}" for name, value in chord.items() if value is None]
+    if missing:
+        yield f"--chord_sft_dataset needs {', '.join(missing)}"
+    if args.loss_type == "fipo" and args.importance_sampling_level != "token":
+        yield "--loss_type fipo weighs tokens by their own ratios: use --importance_sampling_level token"
+    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if args.loss_type not in ("cispo", "sapo", "real") and args.delta is not None and args.delta <= 1 + clip_high:
+        yield (
+            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
+            "advantages but clip positive ones, which is what --epsilon_high does"
+        )
+    estimator = args.advantage_estimator
+    if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
+        yield (
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over the "
+            "batch: use batch or none"
+        )
+    if args.dynamic_sample and estimator == "reinforce_plus_plus":
+        yield (
+            "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
+            "the batch: groups of equal rewards teach there too"
+        )
+    longest = (args.max_length or 0) + args.max_completion_length
+    most = args.max_tokens_per_micro_batch
+    if most is not None and most < longest:
+        yield (
+            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
+            "tokens (--max_length and --max_completion_length)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +367,11 @@ class CheckArguments(RlhfArguments):
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
+        """Yields what is wrong with the values that matter here; the others may be given, so that a command can be
+        pasted."""
         specs = flag_specs(type(self))
         groups = ("Plugins and rewards", "Built-in rewards")
         prompts = ("enable_thinking", "chat_template_kwargs")
         read = {name for name in given if name in prompts or specs[name].group in groups}
         yield from scope_faults(self, given & read)
-        yield from checks.reward_flag_faults(self, given)
+        yield from reward_faults(self, given)

@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def host_faults(host: str, api_key: str | None) -> list[str]:
-    """Why a server may not listen there without a key."""
+    """Says why a server may not listen there without a key."""
     if host in LOOPBACK or api_key:
         return []
     return [f"--host {host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
@@ -91,7 +91,7 @@ class EngineArguments(VllmArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToldArguments(TurnArguments):
+class ServerTurnArguments(TurnArguments):
     """Several turns: told to the trainer, which runs them."""
 
     external_plugins: list[str] = flag([], "Python files that register the scheduler or environment; the trainer's too")
@@ -102,14 +102,14 @@ class ToldArguments(TurnArguments):
     max_length: int | None = flag(None, "longest prompt in tokens that the trainer takes", at_least=1)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """Those that are given."""
-        values = {spec.name: getattr(self, spec.name) for spec in flag_specs(ToldArguments).values()}
+    def turn_flags(self) -> dict[str, Any]:
+        """The flags of several turns that are given, which the trainer learns."""
+        values = {name: getattr(self, name) for name in flag_specs(ServerTurnArguments)}
         return {name: value for name, value in values.items() if value not in (None, [], {})}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutArguments(ToldArguments, EngineArguments, ServerArguments, Command):
+class RolloutArguments(ServerTurnArguments, EngineArguments, ServerArguments, Command):
     """Every flag of `swift rollout`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rollout"

@@ -7,10 +7,23 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.data import EVALUATED
-from swift_r1.flags.fields import Scope, check_pattern, flag, free
+from swift_r1.flags.fields import Scope, check_pattern, flag, free, no_effect
+from swift_r1.flags.output import LAST
+from swift_r1.flags.world import World
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
+
+_SCHEDULER_KWARGS = {
+    "cosine": {"num_cycles"},
+    "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
+    "cosine_with_restarts": {"num_cycles"},
+    "inverse_sqrt": {"timescale"},
+    "polynomial": {"lr_end", "power"},
+}
 
 EIGHT_BIT = (
     "adamw_8bit",
@@ -25,7 +38,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds_of(duration: str) -> float:
-    """A time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
+    """Returns a time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
     if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
         raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
@@ -54,8 +67,8 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
-_EVALUATED = replace(EVALUATED, said=True)
-_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
+_EVALUATED = replace(EVALUATED, warn_only=True)
+_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", warn_only=True)
 
 _ZERO = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: use zero3")
 
@@ -111,7 +124,7 @@ class ModelArguments:
         return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
 
     def dtype_faults(self) -> Iterator[str]:
-        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        """Yields what `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
         for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
             value = getattr(self, name)
             if value and self.dtype != dtype:
@@ -255,3 +268,50 @@ class TrainingArguments:
     def distributed(self) -> bool:
         """Whether the backend makes a group of ranks even of one process."""
         return self.deepspeed is not None or self.fsdp is not None
+
+
+def training_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[str]:
+    """Yields what is wrong with what is trained, the learning-rate schedule, and the processes."""
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
+    if args.max_steps == 0:
+        yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
+    if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
+        yield "give either --warmup_steps or --warmup_ratio, not both"
+    kind = args.lr_scheduler_type
+    kwargs = args.lr_scheduler_kwargs
+    allowed = _SCHEDULER_KWARGS.get(kind, set())
+    for name in sorted(set(kwargs) - allowed):
+        instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
+        yield f"--lr_scheduler_kwargs: {kind} does not take {name!r}{instead}"
+    if kind == "polynomial":
+        end = kwargs.get("lr_end", 1e-7)
+        rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
+        for name, rate in rates.items():
+            if rate is not None and isinstance(end, int | float) and rate <= end:
+                yield (
+                    f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "
+                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
+                )
+    if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
+        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
+    if world.size == 1:
+        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        unused = [name for name in alone if name in given]
+        if unused:
+            yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
+        yield (
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
+        )
+    if args.deterministic and args.use_vllm:
+        yield (
+            "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
+            "at the same time; leave one of them out"
+        )

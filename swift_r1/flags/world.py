@@ -24,7 +24,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> tuple[World, tuple[str, ...]]:
-        """The world that the environment describes, and its faults (one line each)."""
+        """Returns the world that the environment describes, and its faults (one line each)."""
         faults: list[str] = []
         if "TORCHELASTIC_RUN_ID" in environ:
             faults.append(

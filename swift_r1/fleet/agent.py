@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swift_r1.errors import EXIT_USAGE
-from swift_r1.launch.engines import free_ports
+from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version

@@ -28,7 +28,7 @@ after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
 def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[RlhfArguments, str | None]:
-    """The arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
+    """Returns the arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
     if args.use_vllm is not None:
         return args, None
     why = why_own_process(args, plan.max_tokens, world, gpu)
@@ -43,8 +43,8 @@ def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[Rl
 
 
 def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments, str | None]:
-    """The arguments with `vllm_enforce_eager` decided for an engine beside the trainer on a CPU, and the line about
-    it; None where the user has decided, or the engine does."""
+    """Returns the arguments with `vllm_enforce_eager` decided for an engine beside the trainer on a CPU, and the line
+    about it; None where the user has decided, or the engine does."""
     if not args.colocates or gpu or args.vllm_enforce_eager is not None:
         return args, None
     eager = plan.max_tokens < LEAST_COMPILED_TOKENS
@@ -57,7 +57,7 @@ def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments,
 
 
 def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -> str | None:
-    """Why not vLLM for a run of at most `tokens` new tokens; None where nothing speaks against it."""
+    """Says why not to use vLLM for a run of at most `tokens` new tokens; None where nothing speaks against it."""
     if gpu:
         return "on a GPU vLLM would take a share of its memory, which only --use_vllm true gives it"
     if find_spec("vllm") is None:
@@ -85,8 +85,8 @@ _FLASH = {
 
 
 def attention_of(args: A, gpu: bool) -> tuple[A, str | None]:
-    """The arguments with the `attn_impl` that this machine can do, and the line about another one than was asked for.
-    Raises UsageError: it needs a package."""
+    """Returns the arguments with the `attn_impl` that this machine can do, and the line about another one than was
+    asked for. Raises UsageError: it needs a package."""
     name = args.attn_impl
     if name in (None, "sdpa", "eager"):
         return args, None
@@ -100,7 +100,8 @@ def attention_of(args: A, gpu: bool) -> tuple[A, str | None]:
 
 
 def without_gpu(args: A, gpu: bool) -> tuple[A, str | None]:
-    """Without a GPU the arguments at whose default is what only a GPU gives a meaning, and the line about it."""
+    """Returns the arguments, without a GPU with the defaults of the flags that mean something only there, and the line
+    about it."""
     specs = flag_specs(type(args))
     unused = [name for name, spec in specs.items() if spec.info.gpu_only and getattr(args, name)]
     if gpu or not unused:
@@ -110,8 +111,8 @@ def without_gpu(args: A, gpu: bool) -> tuple[A, str | None]:
 
 
 def on_this_machine(args: A, gpu: bool) -> tuple[A, list[str]]:
-    """The arguments without what this machine cannot do, and the lines about that. Raises UsageError: a package is
-    missing."""
+    """Returns the arguments without what this machine cannot do, and the lines about that. Raises UsageError: a package
+    is missing."""
     args, about_gpu = without_gpu(args, gpu)
     args, about_attention = attention_of(args, gpu)
     dtype, about_dtype = dtype_here(args.model, args.torch_dtype, gpu)

@@ -110,7 +110,7 @@ def run_workers(
     before = _state(summary)
 
     def finished() -> int | None:
-        """The run's exit code, as rank 0 has written it meanwhile."""
+        """Returns the run's exit code, as rank 0 has written it meanwhile."""
         if summary is None or _state(summary) in (None, before):
             return None
         return int(json.loads(summary.read_text(encoding="utf-8"))["exit_code"])
@@ -138,7 +138,7 @@ def _tell(cause: Cause, world: World, memory_advice: Callable[[], str] | None) -
 
 
 def _state(file: Path | None) -> tuple[int, int] | None:
-    """What changes when a file is written again; None where there is none."""
+    """Returns what changes when a file is written again; None where there is none."""
     if file is None or not file.exists():
         return None
     found = file.stat()
@@ -200,7 +200,7 @@ def _run_node(
 
 
 def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
-    """Rank, exit code for the run (or `EXIT_LOST_PEER`), and words for the failure that caused the others.
+    """Returns rank, exit code for the run (or `EXIT_LOST_PEER`), and words for the failure that caused the others.
 
     A rank that loses its peer says so by its exit code, but it may be seen first. Death by SIGTERM says least, since
     that is how this launcher ends the others; so does SIGKILL some seconds after the first failure, for the same

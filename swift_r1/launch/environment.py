@@ -45,8 +45,8 @@ def launch_training(args_json: Path, world: World, environ: Mapping[str, str]) -
 
 
 def trainer(world: World, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """The module that trains, which takes the path of an args.json, and its whole environment; for several processes
-    torch's elastic launcher."""
+    """Returns the module that trains, which takes the path of an args.json, and its whole environment; for several
+    processes torch's elastic launcher."""
     if world.size > 1:
         return ELASTIC_MODULE, environ
     return WORKER_MODULE, {**environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -60,14 +60,14 @@ def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
 
 
 def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """`python -m module words...` in place of this process."""
+    """Runs `python -m module words...` in place of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, "-m", module, *words], dict(environ))
 
 
 def file_in_memory(name: str, content: object) -> str:
-    """Path of a JSON file that the process replacing this one can read, and that is gone with it."""
+    """Returns the path of a JSON file that the process replacing this one can read, and that is gone with it."""
     descriptor = os.memfd_create(name, 0)
     os.write(descriptor, json.dumps(content).encode())
     os.set_inheritable(descriptor, True)
@@ -75,7 +75,7 @@ def file_in_memory(name: str, content: object) -> str:
 
 
 def new_environment(environ: Mapping[str, str], added: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a new process; a line on stderr says what is added to the user's."""
+    """Returns the environment of a new process; a line on stderr says what is added to the user's."""
     if added:
         short = {"LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")), "GLIBC_TUNABLES": "..."}
         shown = ", ".join(f"{name}={short.get(name, value)}" for name, value in added.items())
@@ -84,7 +84,7 @@ def new_environment(environ: Mapping[str, str], added: Mapping[str, str], secret
 
 
 def has_gpu(environ: Mapping[str, str]) -> bool:
-    """Whether a GPU can be used, told from device files so that no library has to be loaded."""
+    """Says whether a GPU can be used, told from device files so that no library has to be loaded."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if environ.get(name, "all").strip() in ("", "-1"):
             return False
@@ -92,7 +92,7 @@ def has_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """The CPUs this process may run on."""
+    """Returns the CPUs this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -147,7 +147,7 @@ def own_address(host: str) -> str | None:
 
 
 def interface_to(host: str) -> str | None:
-    """Name of the network interface that reaches `host`; None where that cannot be told."""
+    """Returns the name of the network interface that reaches `host`; None where that cannot be told."""
     own = own_address(host)
     for name, addresses in psutil.net_if_addrs().items():
         if own in (item.address.partition("%")[0] for item in addresses):
@@ -181,13 +181,13 @@ def cpu_binding(cpus: Sequence[int], engines: int) -> str:
 
 
 def cpu_shares(cpus: Sequence[int], count: int) -> list[Sequence[int]]:
-    """The CPUs in `count` equal parts; where there are too few, the last ones are all of them."""
+    """Returns the CPUs in `count` equal parts; where there are too few, the last ones are all of them."""
     share = max(1, len(cpus) // count)
     return [cpus[index * share : (index + 1) * share] or cpus for index in range(count)]
 
 
 def find_allocator() -> str | None:
-    """Path of tcmalloc, else jemalloc: on the system, else unpacked into this virtual environment."""
+    """Returns the path of tcmalloc, else jemalloc: on the system, else unpacked into this virtual environment."""
     known = _linker_cache()
     for name in _ALLOCATORS:
         patterns = [*(f"{folder}/{name}" for folder in _LIBRARY_FOLDERS), f"{sys.prefix}/lib/allocator/**/{name}"]
@@ -208,7 +208,7 @@ def _allocator_variables(preload_too: Sequence[str]) -> dict[str, str]:
 
 
 def _linker_cache() -> dict[str, str]:
-    """Library name -> path, of the allocators that the dynamic linker knows for this machine's word size."""
+    """Returns library name -> path, of the allocators that the dynamic linker knows for this machine's word size."""
     program = shutil.which("ldconfig", path="/sbin:/usr/sbin")
     if program is None:
         return {}
@@ -218,7 +218,7 @@ def _linker_cache() -> dict[str, str]:
 
 
 def cpu_ranges(cpus: Sequence[int]) -> str:
-    """`0-3,8`."""
+    """Writes numbers of CPUs as ranges: `0-3,8`."""
     groups = groupby(enumerate(cpus), lambda pair: pair[1] - pair[0])  # the same for CPUs in a row
     runs = [[cpu for _, cpu in group] for _, group in groups]
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

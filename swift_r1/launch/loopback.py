@@ -23,7 +23,7 @@ _HOST = "127.0.0.1"
 
 
 def loopback_store(timeout: timedelta) -> TCPStore:
-    """A store with a port that the system picks."""
+    """Makes a store with a port that the system picks."""
     with socket.create_server((_HOST, 0)) as listener:
         port = listener.getsockname()[1]
         more: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
@@ -47,5 +47,5 @@ def _handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def register() -> None:
-    """`rdzv_backend=BACKEND` of torch's launcher is this from now on."""
+    """Makes this the `rdzv_backend=BACKEND` of torch's launcher."""
     rendezvous_handler_registry.register(BACKEND, _handler)

@@ -115,19 +115,19 @@ class Nodes:
         self._tell(self._own, f"done/{self.world.node_rank}", "1")
 
     def tell(self, key: str, value: str) -> None:
-        """Something for the others to `ask` for."""
+        """Sets something for the others to `ask` for."""
         self._own.set(key, value)
 
     def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
-        """What the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed: node 0,
-        which holds the store, has ended; or the others do not tell."""
+        """Returns what the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed:
+        node 0, which holds the store, has ended; or the others do not tell."""
         deadline = time.monotonic() + self.patience_s
-        said = time.monotonic()
+        reported = time.monotonic()
         try:
             while not self._own.check(list(keys)):
                 while_waiting()
-                if time.monotonic() > said + _SAY_SECONDS:
-                    said = time.monotonic()
+                if time.monotonic() > reported + _SAY_SECONDS:
+                    reported = time.monotonic()
                     self._say_who_is_missing()
                 if time.monotonic() > deadline:
                     raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
@@ -158,7 +158,7 @@ class Nodes:
             raise UsageError(f"all nodes need the same: {'; '.join(faults)}")
 
     def peer(self) -> str:
-        """The address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
+        """Returns the address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
         if not self.world.node_rank:
             return self.ask(["address/1"])[0]
         master = str(self.world.master_addr)
@@ -166,7 +166,8 @@ class Nodes:
         return master
 
     def part(self) -> None:
-        """Node 0 closes the store when the others have nothing to ask any more, and these go on when it has."""
+        """Ends the meeting: node 0 closes the store when the others have nothing to ask any more, and these go on when
+        it has."""
         others = [f"parted/{node}" for node in range(1, self.world.nnodes)]
         if not self.world.node_rank:
             self.ask(others)
@@ -248,15 +249,15 @@ class Nodes:
             self._end_workers()
 
     def _first(self, store: Store) -> tuple[Cause | None, Cause | None]:
-        """The first reported cause that is no consequence, and the first that is one."""
-        found = [
+        """Returns the first reported cause that is no consequence, and the first that is one."""
+        causes = [
             Cause(**json.loads(store.get(key)))
             for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
             if store.check([key])
         ]
         return (
-            next((cause for cause in found if not cause.consequence), None),
-            next((cause for cause in found if cause.consequence), None),
+            next((cause for cause in causes if not cause.consequence), None),
+            next((cause for cause in causes if cause.consequence), None),
         )
 
     def _tell(self, store: Store, key: str, value: str) -> None:
@@ -307,7 +308,7 @@ def _ended(world: World, error: BaseException) -> Cause:
 
 @contextmanager
 def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
-    """The nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
+    """Yields the nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
     together; meanwhile one may wait `waits_s` for something else. An error on one node ends this process on all of
     them, with its cause and exit code."""
     if world.nnodes == 1:

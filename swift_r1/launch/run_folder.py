@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+from swift_r1.flags.batch import SIZES, batch_sizes
 from swift_r1.flags.fields import flag_specs, spellings
 from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import Command
 from swift_r1.flags.plan import Plan
-from swift_r1.flags.resuming import SIZES, batch_sizes
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.nodes import Nodes
@@ -38,7 +38,7 @@ _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoin
 
 
 def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
-    """Why the output folder cannot be used, before anything is made."""
+    """Says why the output folder cannot be used, before anything is made."""
     folder = Path(str(args.output_dir))
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
@@ -55,20 +55,20 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
 
 
 def holds_run(folder: Path) -> str | None:
-    """The name of something in `folder` that only a run leaves there; None where there is nothing."""
+    """Returns the name of something in `folder` that only a run leaves there; None where there is nothing."""
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
 
 
 def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
-    """The run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError where it
-    cannot be made, or another node resumes another run."""
+    """Returns the run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError
+    where it cannot be made, or another node resumes another run."""
     if nodes is not None and world.node_rank:
-        [told] = nodes.ask(["folder"])
-        if resumed is not None and resumed != Path(told):
+        [place] = nodes.ask(["folder"])
+        if resumed is not None and resumed != Path(place):
             raise UsageError(
-                f"node 0 trains in {told}, and this node would continue in {resumed}: --output_dir must be shared"
+                f"node 0 trains in {place}, and this node would continue in {resumed}: --output_dir must be shared"
             )
-        return make_run_folder(replace(args, output_dir=told, add_version=False))
+        return make_run_folder(replace(args, output_dir=place, add_version=False))
     folder = resumed or make_run_folder(args)
     if nodes is not None:
         nodes.tell("folder", str(folder))
@@ -144,7 +144,7 @@ def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line with the values of secrets replaced by `***`."""
+    """Returns a command line with the values of secrets replaced by `***`."""
     secrets = {name for one in Command.__subclasses__() for name, spec in spellings(one).items() if spec.info.secret}
     shown: list[str] = []
     hide_next = False
@@ -157,7 +157,8 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
-    """Folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every file of it.
+    """Finds the folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every
+    file of it.
 
     Without a folder the run makes a new one; without a checkpoint it starts from the beginning. UsageError where the
     checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
@@ -240,7 +241,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Of training rows in their order: 128 bits as hexadecimal digits."""
+    """Returns the hash of training rows in their order: 128 bits as hexadecimal digits."""
     if isinstance(rows, Rows):
         return rows.digest()
     digest = hashlib.blake2b(digest_size=16)

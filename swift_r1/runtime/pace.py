@@ -21,7 +21,7 @@ class Pace:
 
     @contextmanager
     def timed(self, tokens: int) -> Iterator[None]:
-        """A forward pass of so many tokens; nothing waits for the device."""
+        """Times a forward pass of so many tokens; nothing waits for the device."""
         self._tokens += tokens
         if self._on_gpu:
             event: Any = torch.cuda.Event  # torch has no types here

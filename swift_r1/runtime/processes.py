@@ -8,10 +8,12 @@ import fcntl
 import os
 import signal
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -35,8 +37,40 @@ def end_with_parent(number: signal.Signals) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def start_logged(words: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts a server that gets SIGTERM when the calling thread ends; its output is appended to `log`, and a terminal's
+    Ctrl-C does not reach it."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
+        )
+
+
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Ends a process by SIGTERM, and after `seconds` by SIGKILL, with its group where it leads one. Returns whether it
+    ended in time."""
+    if process.poll() is not None:
+        return True
+    process.terminate()
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        if os.getpgid(process.pid) == process.pid:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        return False
+
+
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, so that it can find them."""
+    """Makes descendants whose parent ends children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -63,7 +97,7 @@ def end_strays(spared: Collection[int]) -> None:
 
 
 def ranks_below(spared: Collection[int]) -> bool:
-    """Whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
+    """Says whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
     import psutil
 
     for child in psutil.Process().children():
@@ -79,7 +113,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def stop_at_once() -> None:
-    """From now on SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
+    """Makes SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: os._exit(128 + received))
 
@@ -96,7 +130,7 @@ def leave(code: int) -> NoReturn:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a process's log that is not blank, at most 300 characters of it."""
+    """Returns the last line of a process's log that is not blank, at most 300 characters of it."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
 
@@ -117,8 +151,8 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
 
 
 def run_folder_is_held(run_dir: Path) -> bool:
-    """Whether a process of this machine, this one too, holds the run folder's lock; nothing is written. False where
-    that cannot be found out."""
+    """Says whether a process of this machine, this one too, holds the run folder's lock; nothing is written. False
+    where that cannot be found out."""
     try:
         own = (run_dir / LOCK).stat()
         if (own.st_dev, own.st_ino) in _held:
@@ -153,5 +187,5 @@ def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
 
 
 def say(text: str, command: str = "rlhf") -> None:
-    """One line of a command on standard error."""
+    """Prints a line of a command on standard error."""
     print(f"swift {command}: {harmless(text)}", file=sys.stderr, flush=True)

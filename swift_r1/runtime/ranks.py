@@ -123,7 +123,7 @@ class Presence:
         self._store.add(str(self._rank), 1)
 
     def _done(self, work: dist.Work) -> bool:
-        """Whether it is done, after waiting a moment."""
+        """Says whether it is done, after waiting a moment."""
         try:
             work.wait(timedelta(seconds=self._every_s))
         except RuntimeError:
@@ -170,11 +170,11 @@ class Ranks:
         return nullcontext() if self.presence is None else self.presence.busy()
 
     def takes(self, number: int) -> bool:
-        """Whether it is this rank's turn, where the ranks take turns."""
+        """Says whether it is this rank's turn, where the ranks take turns."""
         return number % self.world_size == self.rank
 
     def broadcast(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
-        """Rank 0's 1-D int64, float32 and uint8 tensors, on every rank (CPU).
+        """Returns rank 0's 1-D int64, float32 and uint8 tensors, on every rank (CPU).
 
         Rank 0 passes them, the others pass None. Raises ValueError on another dtype.
         """
@@ -194,7 +194,7 @@ class Ranks:
         return received
 
     def gather(self, tensor: Tensor) -> list[Tensor] | None:
-        """Every rank's 1-D tensor (of any length, one dtype) on rank 0, None elsewhere."""
+        """Returns every rank's 1-D tensor (of any length, one dtype) on rank 0, None elsewhere."""
         if self.group is None:
             return [tensor]
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.world_size)]
@@ -209,12 +209,12 @@ class Ranks:
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
 
     def gather_data(self, tensor: Tensor) -> list[Tensor] | None:
-        """As `gather`, once for each data-parallel rank: tensors of the completions that a rank has."""
+        """Gathers tensors of the completions that a rank has, once for each data-parallel rank."""
         everyones = self.gather(tensor if self._speaks else tensor[:0])
         return None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
 
     def sum_data(self, tensor: Tensor) -> Tensor:
-        """Elementwise sum over data-parallel ranks, on every rank (CPU, same dtype)."""
+        """Returns the elementwise sum over data-parallel ranks, on every rank (CPU, same dtype)."""
         total = tensor.detach().cpu().clone()
         if not self._speaks:
             total.zero_()
@@ -227,13 +227,14 @@ class Ranks:
         return self.sequence is None or self.sequence.rank == 0
 
     def max(self, value: float) -> float:
-        """The largest of all ranks' values, on every rank."""
+        """Returns the largest of all ranks' values, on every rank."""
         largest = torch.tensor([float(value)])
         self._wait(dist.all_reduce, largest, dist.ReduceOp.MAX)
         return largest.item()
 
     def barrier(self) -> None:
-        """Call before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
+        """Waits for all ranks, before a collective of another group, which waits for no rank longer than
+        `--ddp_timeout`."""
         self._wait(dist.barrier)
 
     def _wait(self, collective: Callable[..., dist.Work | None], *arguments: Any) -> None:
@@ -244,7 +245,7 @@ class Ranks:
             self.presence.wait(work)
 
     def use_device(self) -> None:
-        """From now on this process holds its GPU, and so does what is forked from it."""
+        """Notes that this process holds its GPU, and so does what is forked from it."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
@@ -320,12 +321,12 @@ _LOST_PEER = re.compile(
 
 
 def peer_fault(error: BaseException) -> str:
-    """What the collective says, without gloo's source file and advice."""
+    """Returns what the collective says, without gloo's source file and advice."""
     return re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether `error` is what a collective raises when another rank is gone or does not come.
+    """Says whether `error` is what a collective raises when another rank is gone or does not come.
 
     gloo raises plain RuntimeErrors, which only their text tells apart.
     """

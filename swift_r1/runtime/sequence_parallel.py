@@ -25,17 +25,17 @@ class SequenceGroup:
     group: dist.ProcessGroup
 
     def parts(self, tokens: int) -> list[int]:
-        """How many of a row's tokens each rank computes; they differ by one at most."""
+        """Returns how many of a row's tokens each rank computes; they differ by one at most."""
         return [tokens // self.size + (rank < tokens % self.size) for rank in range(self.size)]
 
     def own(self, tokens: int) -> slice:
-        """Which of them are this rank's."""
+        """Returns the slice of a row's tokens that is this rank's."""
         parts = self.parts(tokens)
         start = sum(parts[: self.rank])
         return slice(start, start + parts[self.rank])
 
     def to_heads(self, states: Tensor, tokens: int) -> Tensor:
-        """`[own tokens, H, D]` -> `[tokens, H / N, D]` (collective). Backward is `to_tokens` of the gradient."""
+        """Exchanges `[own tokens, H, D]` for `[tokens, H / N, D]` (collective); the backward pass is `to_tokens`."""
         rows = torch.unflatten(states, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
         return self._exchange(rows, [len(states)] * self.size, self.parts(tokens))
 
@@ -46,8 +46,8 @@ class SequenceGroup:
         return torch.unflatten(rows, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def together(self, values: Tensor, mine: Tensor, count: int) -> Tensor:
-        """All ranks' values `[count, *]`, of which `values` are those at `mine` (int64), on each rank (collective).
-        Backward takes this rank's share of the gradient, since all ranks compute the same loss."""
+        """Returns all ranks' values `[count, *]`, of which `values` are those at `mine` (int64), on each rank
+        (collective). Backward takes this rank's share of the gradient, since all ranks compute the same loss."""
         apply: Callable[..., Tensor] = _Together.apply
         return apply(values, mine, count, self.group)
 

@@ -40,7 +40,7 @@ class StopRequest:
         self._last_asked: float | None = None
 
     def listen(self) -> Self:
-        """From now on a thread takes signals: the main thread may be in C for long, loading or in a collective."""
+        """Starts a thread that takes signals: the main thread may be in C for long, loading or in a collective."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
@@ -52,7 +52,7 @@ class StopRequest:
         return self
 
     def in_order(self, heard: Callable[[str], None] = lambda _text: None) -> None:
-        """Training begins: from now on a signal, which `heard` is told of in a thread, asks to end after the current
+        """Notes that training begins: a signal, which `heard` is told of in a thread, asks to end after the current
         step, with a checkpoint. Before, with nothing to save, it ended the process at once."""
         self._heard = heard
 
@@ -66,7 +66,7 @@ class StopRequest:
         return EXIT_OK if self.reason in (OUT_OF_TIME, NOT_BETTER) else self.reason
 
     def limit(self, seconds: float) -> None:
-        """The run must have ended in this many seconds from now."""
+        """Sets the seconds from now in which the run must have ended."""
         self._deadline = time.monotonic() + seconds
 
     def due(self) -> int:
@@ -128,7 +128,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def progress(self, doing: str) -> None:
-        """Something was done; `doing` is what comes now."""
+        """Notes that something was done; `doing` is what comes now."""
         self._doing = doing
         self._since = time.monotonic()
         if self.timeout_s:

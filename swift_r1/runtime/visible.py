@@ -15,7 +15,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/\s@]*@")
 
 
 def visible(text: str) -> str:
-    """The text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
+    """Returns the text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
     return UNSEEN.sub(_sign, text)
 
 
@@ -27,13 +27,13 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def harmless(text: str) -> str:
-    """A message of ours or of a library, which may quote what a user, a model or a server wrote: without control
-    characters, and with `***` for what addresses have before an `@`."""
+    """Returns a message of ours or of a library, which may quote what a user, a model or a server wrote: without
+    control characters, and with `***` for what addresses have before an `@`."""
     return _PASSWORD.sub("***@", visible(text))
 
 
 def log_visibly(level: int, form: str) -> None:
-    """As `logging.basicConfig`; what is logged may hold what a model wrote."""
+    """Sets up logging for a process; what is logged may hold what a model wrote."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Visible(form))
     logging.basicConfig(level=level, handlers=[handler])

@@ -93,7 +93,7 @@ class RolloutService:
             own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
             gpu=known.gpu,
-            turns=wire.TurnFlags(**self.config.told),
+            turns=wire.TurnFlags(**self.config.turn_flags),
         )
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:

@@ -14,7 +14,7 @@ from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.rollout import GenerationArguments
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.launch.colocate import without_gpu
-from swift_r1.launch.engines import devices_of, engine_flags
+from swift_r1.launch.colocated_servers import devices_of, engine_flags
 from swift_r1.serving.engines.vllm_start import engine_arguments
 
 

@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+from swift_r1.cli.demo import DemoArguments
+from swift_r1.cli.replay import ReplayArguments
+from swift_r1.cli.view import ViewArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
-from swift_r1.flags.demo import DemoArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
 from swift_r1.flags.forecast import ForecastArguments
 from swift_r1.flags.parser import Command, parse_arguments
-from swift_r1.flags.replay import ReplayArguments
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.flags.view import ViewArguments
 from swift_r1.lab.estimate.flags import EstimateArguments
 from tests.docs.shown import ROOT, Shown
 from tests.docs.ways import NOT_RUN, SHELL

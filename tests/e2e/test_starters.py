@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.cli.init import write_starter
-from swift_r1.flags.init import TASKS
+from swift_r1.cli.init import TASKS, write_starter
 from tests import forks
 from tests.rewards.test_judge import Server
 

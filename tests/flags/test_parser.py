@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_r1.cli.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.flags.fields import flag_specs, spellings
-from swift_r1.flags.meanings import MEANINGS
+from swift_r1.flags.ms_swift_flags import meanings
 from swift_r1.flags.parser import unknown_flag
-from swift_r1.flags.view import ViewArguments
 from swift_r1.launch.run_folder import without_secrets
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
@@ -319,10 +319,10 @@ def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
     named = (Path(__file__).parent / "ms_swift_flags.txt").read_text().split()
     ours = {name for cls in (RlhfArguments, RolloutArguments) for name in spellings(cls)}
     assert len(named) > 500
-    assert [name for name in named if name not in ours | MEANINGS.keys()] == []
-    assert sorted(MEANINGS.keys() & spellings(RlhfArguments).keys() & spellings(RolloutArguments).keys()) == []
+    assert [name for name in named if name not in ours | meanings().keys()] == []
+    assert sorted(meanings().keys() & spellings(RlhfArguments).keys() & spellings(RolloutArguments).keys()) == []
     assert [
-        name for name, meaning in MEANINGS.items() if not all(meaning.accepts([value]) for value in meaning.so)
+        name for name, meaning in meanings().items() if not all(meaning.accepts([value]) for value in meaning.so)
     ] == []
 
 
@@ -354,8 +354,8 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
     assert list(args.about_flags) == [f"always so here: {', '.join(args.always_so)}"]
     assert "always_so" not in args.to_dict() and not list(parse().about_flags)
     assert faults("--use_galore", "false", "--do_predict", "yes", "--use_galore") == (
-        "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
-        "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
+        "--use_galore must be false, not 'true': " + meanings()["use_galore"].reason,
+        "--do_predict must be false, not 'yes': " + meanings()["do_predict"].reason,
     )
 
 

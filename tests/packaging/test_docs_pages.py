@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.cli.init import InitArguments
+from swift_r1.cli.report import ReportArguments
+from swift_r1.cli.view import ViewArguments
 from swift_r1.flags import RlhfArguments, RolloutArguments
 from swift_r1.flags.evaluation import EvalArguments
 from swift_r1.flags.fields import spellings
-from swift_r1.flags.init import InitArguments
-from swift_r1.flags.report import ReportArguments
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.flags.view import ViewArguments
 from swift_r1.lab.sweep.flags import SweepArguments
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.cli.init import TASKS
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from swift_r1.flags import RlhfArguments, parse_arguments
-from swift_r1.flags.init import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 

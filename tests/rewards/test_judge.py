@@ -20,7 +20,7 @@ from swift_r1.errors import UsageError
 from swift_r1.flags.parser import parse_arguments
 from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.preflight import column_faults
-from swift_r1.launch.checks.rehearsal import quick_faults
+from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.run import run_checks
 from swift_r1.rewards import remote
 from swift_r1.rewards.judge import UnreadableAnswer, read_ranking, shuffled, task_of

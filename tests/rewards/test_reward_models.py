@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.reward import RewardArguments, RewardModel
-from swift_r1.launch.checks.reward_models import reward_model_faults
+from swift_r1.launch.checks.names import reward_model_faults
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.compat import NotHere
 from swift_r1.plugins.protocol import RequestConfig

@@ -13,7 +13,7 @@ import torch
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.flags.environments import EnvironmentArguments
+from swift_r1.flags.agents import EnvironmentArguments
 from swift_r1.record.recorded import row_columns
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from swift_r1.flags import checks
 from swift_r1.flags.fields import flag
+from swift_r1.flags.reward import NO_REWARD
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.flags.rollout import NO_SERVER
 from swift_r1.flags.world import World
 
 
@@ -39,7 +40,7 @@ class EstimateArguments(RlhfArguments):
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """Those of the run, but for what an estimate does not need: rewards, and servers' addresses."""
-        needless = {checks.NO_REWARD, checks.NO_SERVER}
+        needless = {NO_REWARD, NO_SERVER}
         yield from (fault for fault in super().faults(given, world) if fault not in needless)
         if self.vllm_server_file is not None:
             from swift_r1.wire.server_file import server_file_faults

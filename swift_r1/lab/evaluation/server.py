@@ -6,14 +6,12 @@ import logging
 import os
 import random
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from swift_r1.lab.evaluation.engine import (
     written_of,
 )
 from swift_r1.runtime.libraries import package_version
-from swift_r1.runtime.processes import end_with_parent, last_line
+from swift_r1.runtime.processes import end_process, last_line, start_logged
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, ServerInfo, ServerRefused, tokenizer_hash
 
@@ -156,29 +154,16 @@ class OwnServerEngine(EvalEngine):
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(_END_SECONDS)
+        if self._process is not None:
+            end_process(self._process, _END_SECONDS)
 
     def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
         model = ["--model" if adapters_base(self._args.model) is None else "--adapters", self._args.model]
         # What this process was started with, without what the launcher added for it: the server's own adds its own.
         added = os.environ.get(ADDED_VARIABLE, "").split()
         environ = {name: value for name, value in os.environ.items() if name not in added}
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "swift_r1", "rollout", *model, "--port", str(port), *_engine_words(self._args)],
-                env=environ | {"SWIFT_API_KEY": key},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=partial(end_with_parent, signal.SIGTERM),
-            )
+        words = [sys.executable, "-m", "swift_r1", "rollout", *model, "--port", str(port), *_engine_words(self._args)]
+        return start_logged(words, environ | {"SWIFT_API_KEY": key}, self._log)
 
     def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
         """Waits for the server; None where its port was taken. Raises RunFailed where it ends, or needs too long."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swift_r1.errors import UsageError
 from swift_r1.lab.sweep.flags import AUTO
 from swift_r1.lab.sweep.points import PlannedRun
-from swift_r1.launch.engines import devices_of
+from swift_r1.launch.colocated_servers import devices_of
 from swift_r1.launch.environment import cpu_ranges, cpu_shares, has_gpu, usable_cpus
 from swift_r1.runtime.hardware import hardware
 

@@ -15,7 +15,7 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.rlhf import CheckArguments
-from swift_r1.launch.checks.environments import cut, message_text
+from swift_r1.launch.checks.environments import cut, messages_table
 from swift_r1.plugins.environments.scripted import ScriptedModel
 from swift_r1.rollout.agents.outcome import EndedEpisode, outcome_of
 from swift_r1.rollout.agents.parent import Order
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _EPISODE_S = 60.0
 _KILL_S = 30.0
-_SHOWN = 7  # messages that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,21 @@ def check_agent(args: CheckArguments, row: Row, gold: str | None) -> AgentReport
         record = _session(model).record()
     except ValidationError as error:
         raise UsageError(f"{name}: a run would refuse a request of its (400): {one_line(error)}") from error
-    more = (len(model.requests), dict(record.kinds), len(record.sequences), model.messages)
-    return AgentReport(name, said, failure, result, seconds, *more)
+    return AgentReport(
+        name=name,
+        said=said,
+        failure=failure,
+        result=result,
+        seconds=seconds,
+        calls=len(model.requests),
+        kinds=dict(record.kinds),
+        rows=len(record.sequences),
+        messages=model.messages,
+    )
 
 
 async def _played(args: CheckArguments, row: Row, url: str, seconds: float) -> tuple[EpisodeExit, bool]:
-    """How its process ended, and whether it was killed since it took too long."""
+    """Says how its process ended, and whether it was killed since it took too long."""
     plugins = list(args.external_plugins)
     kept = list(args.reward_env)
     processes = AgentProcesses(Order(plugins, args.agent, args.agent_words, args.reward_memory_limit, kept))
@@ -124,17 +132,17 @@ class _Counted:
 
 
 def _session(model: ScriptedModel) -> SessionState:
-    """The session that its requests would have been, one after another."""
+    """Returns the session that its requests would have been, one after another."""
     state = SessionState("check", SessionRequest(), "")
     wording = _Counted()
     for body, answer in zip(model.requests, model.answers, strict=True):
         text = json.dumps(body)
         if "prompt" in body:
-            asked = Asked(prompt=str(CompletionRequest.model_validate_json(text).prompt))
+            chat = Asked(prompt=str(CompletionRequest.model_validate_json(text).prompt))
         else:
             request = ChatRequest.model_validate_json(text)
-            asked = Asked(request.template_messages, request.template_tools)
-        call, _ = state.begin(asked, wording)
+            chat = Asked(request.template_messages, request.template_tools)
+        call, _ = state.begin(chat, wording)
         call.sampling = SamplingParams(max_tokens=1)
         state.finish(call, [1], [0.0], ((0, 0),), "stop", "", answer)
     return state
@@ -143,14 +151,8 @@ def _session(model: ScriptedModel) -> SessionState:
 def show_agent(report: AgentReport, console: Console) -> None:
     """Prints the report."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(f"an episode of {escape(report.name)}", "", show_lines=True)
-    for message in report.messages[:_SHOWN]:
-        table.add_row(escape(str(message.get("role"))), escape(message_text(message)))
-    more = len(report.messages) - _SHOWN
-    if more > 0:
-        table.add_row("", f"... {more} more messages", style="dim")
+    table = messages_table(f"an episode of {report.name}", report.messages)
     for name, value in report.result.items():
         table.add_row(escape(name), escape(cut(str(value))), style="bold" * (name == "reward"))
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items())

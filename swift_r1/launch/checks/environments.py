@@ -72,13 +72,13 @@ def check_environment(
 
 
 def _faults(report: EnvironmentReport) -> Iterator[str]:
-    for one in report.episodes:
-        if one.error is not None:
-            yield f"--env {report.name}: an episode ({one.script}) raises {one.error}"
-        elif not one.turns:
-            yield f"--env {report.name}: an episode ({one.script}) ends without asking the model"
-        elif one.result is None or one.result.get("reward") is None:
-            yield f"--env {report.name}: an episode ({one.script}) has no reward"
+    for episode in report.episodes:
+        if episode.error is not None:
+            yield f"--env {report.name}: an episode ({episode.script}) raises {episode.error}"
+        elif not episode.turns:
+            yield f"--env {report.name}: an episode ({episode.script}) ends without asking the model"
+        elif episode.result is None or episode.result.get("reward") is None:
+            yield f"--env {report.name}: an episode ({episode.script}) has no reward"
 
 
 def _notes(episodes: Sequence[Episode]) -> Iterator[str]:
@@ -117,31 +117,25 @@ def show_environment(report: EnvironmentReport, console: Console) -> None:
         console.print(table)
     if report.episodes:
         one = report.episodes[0]
-        table = Table(f"an episode: {escape(one.script)}", "", show_lines=True)
-        for message in one.messages[:_SHOWN]:
-            table.add_row(escape(message["role"]), escape(message_text(message)))
-        more = len(one.messages) - _SHOWN
-        if more > 0:
-            table.add_row("", f"... {more} more messages", style="dim")
-        console.print(table)
+        console.print(messages_table(f"an episode: {one.script}", one.messages))
         console.print(_numbers(report.episodes))
     for note in report.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
 
 
 def _numbers(episodes: Sequence[Episode]) -> Table:
-    """A column for each episode: its reward, the parts of that, and what else the agent returned."""
+    """Returns a column for each episode: its reward, the parts of that, and what else the agent returned."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("played with", *(escape(one.script) for one in episodes))
-    names = dict.fromkeys(name for one in episodes for name in one.result or {})
+    table = Table("played with", *(escape(episode.script) for episode in episodes))
+    names = dict.fromkeys(name for episode in episodes for name in episode.result or {})
     for name in ["reward"] * ("reward" in names) + [name for name in names if name != "reward"]:
-        values = ((one.result or {}).get(name, "") for one in episodes)
+        values = ((episode.result or {}).get(name, "") for episode in episodes)
         table.add_row(escape(name), *(escape(_value(value)) for value in values), style="bold" * (name == "reward"))
     table.add_section()
-    table.add_row("turns of the model", *(str(one.turns) for one in episodes))
-    table.add_row("seconds", *(f"{one.seconds:.2f}" for one in episodes))
+    table.add_row("turns of the model", *(str(episode.turns) for episode in episodes))
+    table.add_row("seconds", *(f"{episode.seconds:.2f}" for episode in episodes))
     return table
 
 
@@ -172,6 +166,20 @@ def _type(about: Mapping[str, Any]) -> str:
     if "$ref" in about:
         return str(about["$ref"]).rpartition("/")[2]
     return " | ".join(map(_type, options)) if options else str(about.get("type", "any"))
+
+
+def messages_table(title: str, messages: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns a table of the first messages of an episode."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(escape(title), "", show_lines=True)
+    for message in messages[:_SHOWN]:
+        table.add_row(escape(str(message.get("role"))), escape(message_text(message)))
+    more = len(messages) - _SHOWN
+    if more > 0:
+        table.add_row("", f"... {more} more messages", style="dim")
+    return table
 
 
 def message_text(message: Mapping[str, Any]) -> str:

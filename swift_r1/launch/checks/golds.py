@@ -31,7 +31,7 @@ _MOST_NUMBERS = 4  # of a Countdown problem that is searched for a solution
 def right_completions(
     template: str | None, plugins: Sequence[LoadedPlugin], rewards: Sequence[str], rows: Sequence[Row]
 ) -> list[str | None]:
-    """A right completion for each row, all None where none is known.
+    """Returns a right completion for each row, all None where none is known.
 
     Raises UsageError: the template names a column that the data lacks, or the plugin's function fails.
     """
@@ -42,12 +42,12 @@ def right_completions(
     if function is not None:
         return [_of_plugin(function, row) for row in rows]
     built_in = all(map(is_built_in, rewards)) and not {*COMPARING, "countdown"}.isdisjoint(rewards)
-    found = [built_in_gold(row) for row in rows] if built_in else []
-    return list(found) if found and all(one is not None for one in found) else [None] * len(rows)
+    golds = [built_in_gold(row) for row in rows] if built_in else []
+    return list(golds) if golds and None not in golds else [None] * len(rows)
 
 
 def built_in_gold(row: Mapping[str, Any]) -> str | None:
-    """A completion in the form `format` that answers a row rightly; None where the row has no answer."""
+    """Returns a completion in the form `format` that answers a row rightly; None where the row has no answer."""
     solution = row.get("solution")
     if solution is None:
         reached = _reached(row) if {"nums", "target"} <= row.keys() else None
@@ -64,9 +64,9 @@ def built_in_gold(row: Mapping[str, Any]) -> str | None:
 
 
 def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> list[str]:
-    """A line for each built-in reward that calls the own answer of some rows wrong, or has no opinion on it: their
-    number and three of them. Looks at rows for some seconds."""
-    found = []
+    """Returns a line for each built-in reward that calls the own answer of some rows wrong, or has no opinion on it:
+    their number and three of them. Looks at rows for some seconds."""
+    lines = []
     for name in rewards:
         if name not in COMPARING or name == "cosine" or not is_built_in(name):
             continue
@@ -82,11 +82,11 @@ def unreadable_golds(rewards: Sequence[str], rows: Sequence[Row], args: Any) -> 
                 bad.append(f"{row['prompt_id']} ({_short(row.get('solution'))})")
         if bad:
             more = "; ..." if len(bad) > _SHOWN else ""
-            found.append(
+            lines.append(
                 f"{name} cannot read the solution of {len(bad)} of {seen} rows, whose own answer it calls wrong: "
                 f"{'; '.join(bad[:_SHOWN])}{more}"
             )
-    return found
+    return lines
 
 
 def _grades_itself(reward: Reward, row: Row) -> bool:
@@ -105,7 +105,8 @@ def _short(value: Any) -> str:
 
 
 def _reached(row: Mapping[str, Any]) -> str | None:
-    """An expression that reaches the target from all numbers of a Countdown problem, found by trying all of them."""
+    """Returns an expression that reaches the target from all numbers of a Countdown problem, found by trying all of
+    them."""
     nums = row["nums"]
     target = row["target"]
     if not isinstance(nums, list) or len(nums) > _MOST_NUMBERS or not all(isinstance(n, int) for n in (*nums, target)):
@@ -120,9 +121,9 @@ def _search(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
         rest = [term for number, term in enumerate(terms) if number not in (i, j)]
         made = [(a + b, "+"), (a - b, "-"), (a * b, "*"), *([(a / b, "/")] if b else ())]
         for value, sign in made:
-            found = _search([*rest, (value, f"({left} {sign} {right})")], target)
-            if found is not None:
-                return found
+            expression = _search([*rest, (value, f"({left} {sign} {right})")], target)
+            if expression is not None:
+                return expression
     return None
 
 
@@ -137,7 +138,7 @@ def _of_plugin(function: Callable[[Row], Any], row: Row) -> str:
 
 
 def _filled(template: str, row: Row) -> str:
-    """The template with `{column}` replaced; other braces stay, as in a judge's templates."""
+    """Returns the template with `{column}` replaced; other braces stay, as in a judge's templates."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in row:

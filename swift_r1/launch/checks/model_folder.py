@@ -19,13 +19,13 @@ _LONGEST_HEADER = 100_000_000  # bytes; safetensors reads no longer one
 
 
 def is_local(model: str) -> bool:
-    """Whether the model is a folder on this machine."""
+    """Says whether the model is a folder on this machine."""
     return Path(model).expanduser().is_dir()
 
 
 def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", spread: int = 1) -> list[str]:
-    """What is wrong with the model that `flag` names, [] where it can be loaded. A hub id is downloaded into the hub's
-    cache. `spread` is `--sequence_parallel_size`."""
+    """Returns what is wrong with the model that `flag` names, [] where it can be loaded. A hub id is downloaded into
+    the hub's cache. `spread` is `--sequence_parallel_size`."""
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder_faults(model, path, flag, spread)
@@ -37,15 +37,15 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", 
 
 
 def config_dtype(model: str) -> str | None:
-    """The dtype that the config of the model folder names; None where it names none or cannot be read yet."""
+    """Returns the dtype that the config of the model folder names; None where it names none or cannot be read yet."""
     config = config_of(Path(model).expanduser())
     dtype: str | None = config.get("dtype") or config.get("torch_dtype")
     return dtype
 
 
 def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> tuple[str | None, str | None]:
-    """The `--torch_dtype` of this machine, and the line about it: where none is given, a model of 16 bits computes in
-    float32 on a CPU that has no instructions for its dtype."""
+    """Returns the `--torch_dtype` of this machine, and the line about it: where none is given, a model of 16 bits
+    computes in float32 on a CPU that has no instructions for its dtype."""
     dtype = given or config_dtype(model) or "bfloat16"
     if gpu or cpu_multiplies(dtype, cpuinfo):
         return given, None
@@ -56,8 +56,8 @@ def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> 
 
 
 def family_faults(model: str, family: str | None) -> list[str]:
-    """What is wrong with `--model_type`, ms-swift's word for a family (`qwen2_5`), for a model folder: it must begin as
-    the config's (`qwen2`) does. One that cannot be read yet is left to the loader."""
+    """Returns what is wrong with `--model_type`, ms-swift's word for a family (`qwen2_5`), for a model folder: it must
+    begin as the config's (`qwen2`) does. One that cannot be read yet is left to the loader."""
     own = config_of(Path(model).expanduser()).get("model_type")
     if family is None or own is None or _letters(family).startswith(_letters(own)):
         return []
@@ -69,7 +69,7 @@ def _letters(word: str) -> str:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Of a model; empty where it cannot be read."""
+    """Reads the config of a model folder; empty where it cannot be read."""
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -99,7 +99,7 @@ def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
 
 
 def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
-    """Why a multimodal model cannot read and write texts alone here; None where it can, and for a text model."""
+    """Says why a multimodal model cannot read and write texts alone here; None where it can, and for a text model."""
     parts = [name for name in config if name.endswith(_NOT_TEXT)]
     kind = config.get("model_type")
     if not parts:
@@ -114,7 +114,7 @@ def _not_text(config: Mapping[str, Any], flag: str) -> str | None:
 
 
 def _has_own_class(model_type: object) -> bool:
-    """Whether transformers itself has the model; takes a second."""
+    """Says whether transformers itself has the model; takes a second."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING
@@ -137,7 +137,7 @@ def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether a safetensors file is as long as its header says. One that cannot be opened is left to the loader."""
+    """Says whether a safetensors file is as long as its header says; the loader tells of one that cannot be opened."""
     try:
         size = file.stat().st_size
         with file.open("rb") as content:

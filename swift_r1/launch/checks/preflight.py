@@ -23,9 +23,14 @@ from swift_r1.flags.rollout import GYM_SCHEDULER
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.golds import right_completions
 from swift_r1.launch.checks.model_folder import config_dtype, family_faults, is_local, model_faults
-from swift_r1.launch.checks.names import agent_faults, reward_name_faults, scheduler_name_faults, tool_faults
-from swift_r1.launch.checks.rehearsal import quick_faults
-from swift_r1.launch.checks.reward_models import reward_model_faults
+from swift_r1.launch.checks.names import (
+    agent_faults,
+    reward_model_faults,
+    reward_name_faults,
+    scheduler_name_faults,
+    tool_faults,
+)
+from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.plugins import LoadedPlugin, load_plugins
 from swift_r1.plugins.environments.registering import register_environment
@@ -88,7 +93,8 @@ def check_inputs(
 
 
 def _gold(args: RlhfArguments, plugins: Sequence[LoadedPlugin], row: Row) -> str | None:
-    """A right completion of a row; None without one, and where the plugin's function fails, which breaks no run."""
+    """Returns a right completion of a row; None without one, and where the plugin's function fails, which breaks no
+    run."""
     try:
         return right_completions(None, plugins, args.called_rewards, [row])[0]
     except UsageError as error:
@@ -97,18 +103,18 @@ def _gold(args: RlhfArguments, plugins: Sequence[LoadedPlugin], row: Row) -> str
 
 
 def data_notes(args: RlhfArguments, data: LoadedData) -> list[str]:
-    """What is odd about the rows, and breaks no run."""
+    """Returns what is odd about the rows, and breaks no run."""
     needed = [required_columns(orms[name]) for name in args.called_rewards if name in orms]
     return contradictions(data.train, frozenset().union(*needed)) if isinstance(data.train, Rows) else []
 
 
 def trainer_faults(args: RlhfArguments, world: World) -> list[str]:
-    """What is wrong with trackers and backend."""
+    """Returns what is wrong with trackers and backend."""
     return [*tracker_faults(args.report_to), *deepspeed_faults(args, world), *fsdp_faults(args)]
 
 
 def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the models that are named."""
+    """Returns what is wrong with the models that are named."""
     faults = model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
         faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
@@ -122,7 +128,7 @@ def model_files_faults(args: RlhfArguments, environ: Mapping[str, str]) -> list[
 
 
 def eval_dataset_faults(args: RlhfArguments) -> list[str]:
-    """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
+    """Returns what is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.training.evaluation.questions import load_questions, unfit_rewards
 
     if not args.evaluates:
@@ -140,7 +146,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
 
 
 def hub_faults(args: RlhfArguments) -> list[str]:
-    """Why nothing could be sent to Hugging Face; ModelScope's login is for its library to find."""
+    """Says why nothing could be sent to Hugging Face; ModelScope's login is for its library to find."""
     if not args.push_to_hub or args.hub_token or default_hub(args.use_hf) != "hf":
         return []
     from huggingface_hub import get_token
@@ -182,7 +188,7 @@ def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
 
 
 def required_columns(reward: Any) -> frozenset[str]:
-    """The columns a reward asks for by name: parameters of its call without a default, except `completions`."""
+    """Returns the columns a reward asks for by name: parameters of its call without a default, except `completions`."""
     call = MethodType(reward.__call__, reward) if inspect.isclass(reward) else reward
     parameters = list(inspect.signature(call).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -190,7 +196,7 @@ def required_columns(reward: Any) -> frozenset[str]:
 
 
 def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
-    """What is wrong with the `--deepspeed` file or JSON, and what it says against the flags."""
+    """Returns what is wrong with the `--deepspeed` file or JSON, and what it says against the flags."""
     if args.deepspeed is None:
         return []
     from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config
@@ -219,7 +225,7 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
 
 
 def fsdp_faults(args: RlhfArguments) -> list[str]:
-    """What is wrong with the `--fsdp` file or JSON, and what it says against the flags."""
+    """Returns what is wrong with the `--fsdp` file or JSON, and what it says against the flags."""
     if args.fsdp is None:
         return []
     from swift_r1.training.backends.fsdp_config import read_fsdp

@@ -42,13 +42,13 @@ class MadeUpInfos(dict[str, Any]):
 
 
 def ordinary(gold: str | None) -> dict[str, str]:
-    """What a model may well say: one group. `gold` is a right completion, where one is known."""
+    """Returns what a model may well say: one group. `gold` is a right completion, where one is known."""
     some = {EMPTY: "", "long": _LONG, "garbage": _GARBAGE}
     return {WRONG: _NO_IDEA, **some} if gold is None else {RIGHT: gold, WRONG: made_wrong(gold), **some}
 
 
 def made_wrong(gold: str) -> str:
-    """A right completion made wrong, its form kept: every number of the answer one larger, else another answer."""
+    """Makes a right completion wrong and keeps its form: every number of the answer one larger, else another answer."""
     found = _ANSWER.search(gold)
     start, end = found.span() if found else (0, len(gold))
     answer = gold[start:end]
@@ -64,7 +64,7 @@ def made_wrong(gold: str) -> str:
 def made_up_batch(
     rows: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, str]], longest: int, prefix: str = ""
 ) -> RewardBatch:
-    """The call that a training step would make: group `g` answers row `g`, and every column is there.
+    """Makes the call that a training step would make: group `g` answers row `g`, and every column is there.
 
     Args:
         rows: preprocessed rows, one per group.
@@ -142,7 +142,7 @@ def try_rewards(
     kinds = [kind for group in groups for kind in group]
     ids = [str(row["prompt_id"]) for row, group in zip(rows, groups, strict=True) for _ in group]
     reports = {
-        column.name: _report(column, column, None, list(groups[0]), ids, 1000 * column.seconds)
+        column.name: _report(column, column, None, list(groups[0]), ids[: len(groups[0])], 1000 * column.seconds)
         for column in tried
         if column.name not in working
     }
@@ -197,8 +197,8 @@ def _by_kind(column: RewardColumn, kinds: Sequence[str]) -> dict[str, tuple[floa
 
 
 def _causes(column: RewardColumn, kinds: Sequence[str], ids: Sequence[str]) -> dict[str, str]:
-    """The first cause of each kind that has an invalid value, with its row where it is not that of all (`ids`); one
-    line where all kinds have the same."""
+    """Returns the first cause of each kind that has an invalid value, with its row where it is not that of all (`ids`);
+    one line where all kinds have the same."""
     causes: dict[str, str] = {}
     some = len({ids[bad.index] for bad in column.invalid}) < len(set(ids)) if ids else False
     for bad in column.invalid:
@@ -215,7 +215,7 @@ def _tells_right(values: Mapping[str, Sequence[float | None]]) -> bool | None:
 
 
 def more(right: float | None, wrong: float | None) -> bool:
-    """Whether one value is more than another; an invalid one and no opinion never are."""
+    """Says whether one value is more than another; an invalid one and no opinion never are."""
     return right is not None and wrong is not None and right > wrong
 
 

@@ -23,13 +23,13 @@ from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.model_folder import is_local
 from swift_r1.launch.checks.names import (
     agent_faults,
+    reward_model_faults,
     reward_name_faults,
     scheduler_name_faults,
     tool_faults,
     why_no_agent,
 )
 from swift_r1.launch.checks.preflight import column_faults, data_notes
-from swift_r1.launch.checks.reward_models import reward_model_faults
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.launch.checks.tools import ToolReport, template_faults, try_tools
@@ -103,7 +103,7 @@ class CheckReport:
         return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able; an invalid value is the text `invalid`, no opinion is null."""
+        """Returns the report as JSON-able values; an invalid value is the text `invalid`, no opinion is null."""
         return {
             "ok": self.ok,
             "faults": self.faults,
@@ -204,7 +204,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
 
 
 def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Drops) -> list[str]:
-    """What is left out of all rows, beside what the first ones of each dataset have said."""
+    """Returns what is left out of all rows, beside what the first ones of each dataset have said."""
     notes = []
     drops = data.drops
     if drops.broken > left_out.broken:
@@ -220,12 +220,13 @@ def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Dro
 def _rows(
     args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport, left_out: Drops
 ) -> list[Row]:
-    """The first rows of a dataset, which gets its entry in the report; `left_out` gets those that are."""
+    """Returns the first rows of a dataset, which gets its entry in the report; `left_out` gets those that are."""
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
-        how = (args.columns, drops, False, args.data_flags.tool_use)
-        tried = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
+        some = islice(raws, 100 + args.num_rows)
+        kept = preprocessed(source, some, args.columns, drops, tool_use=args.data_flags.tool_use)
+        tried = list(islice(kept, args.num_rows))
         rows = [row for row in tried if encoder is None or encoder.fits(row)]
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
@@ -313,7 +314,7 @@ def show(report: CheckReport, console: Console) -> None:
 
 
 def _rewards(report: CheckReport) -> Table:
-    """A column for each reward: in a narrow terminal their names are folded, and nothing is cut."""
+    """Returns a column for each reward: in a narrow terminal their names are folded, and nothing is cut."""
     from rich.markup import escape
     from rich.table import Column, Table
 
@@ -332,7 +333,7 @@ def _rewards(report: CheckReport) -> Table:
 
 
 def _shown(values: Sequence[float | None]) -> str:
-    """One value, or the range over the rows."""
+    """Returns one value, or the range over the rows."""
     texts = list(
         dict.fromkeys("none" if value is None else "invalid" if math.isnan(value) else f"{value:g}" for value in values)
     )

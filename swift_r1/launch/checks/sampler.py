@@ -20,8 +20,9 @@ _SECONDS = 60.0
 
 
 def sampler_faults(args: RlhfArguments, rows: Sequence[Row]) -> list[str]:
-    """Why `--prompt_sampler` cannot work on these rows, of which it gets the first 1000: it fails, does not return, or
-    is another one when it is resumed in the middle of some rounds with made-up outcomes. In the main thread alone."""
+    """Says why `--prompt_sampler` cannot work on these rows, of which it gets the first 1000: it fails, does not
+    return, or is another one when it is resumed in the middle of some rounds with made-up outcomes. In the main thread
+    alone."""
     if args.streaming or args.prompt_sampler == "uniform":
         return []
     rows = rows[:_ROWS]
@@ -64,7 +65,7 @@ def _deadline() -> Iterator[None]:
 
 
 def _round(choices: Choices, number: int, count: int) -> list[int]:
-    """The rows that it chooses for a round, whose outcomes it is then told."""
+    """Returns the rows that it chooses for a round, whose outcomes it is then told."""
     first = number * count
     choices.choose(first + count, number)
     rows = [choices.row(place) for place in range(first, first + count)]

@@ -54,7 +54,7 @@ def try_tools(args: RlhfArguments, names: Sequence[str]) -> list[ToolReport]:
 
 
 def template_faults(args: RlhfArguments, encoder: PromptEncoder) -> list[str]:
-    """Why the model's calls could not be read, or answers not be shown to it."""
+    """Says why the model's calls could not be read, or answers not be shown to it."""
     try:
         check_tool_answers(encoder)
     except UsageError as error:
@@ -64,7 +64,7 @@ def template_faults(args: RlhfArguments, encoder: PromptEncoder) -> list[str]:
 
 
 def _made_up(schema: Mapping[str, Any]) -> Any:
-    """A value that the schema allows; of an object only what it must have."""
+    """Returns a value that the schema allows; of an object only what it must have."""
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:

@@ -32,7 +32,7 @@ _START_S = 30.0  # for that process to start and load the plugins, which this on
 
 
 def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None = None) -> list[str]:
-    """Why rewards of the run cannot work, one line each.
+    """Says why rewards of the run cannot work, one line each.
 
     Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
     not even a group of equal ones. One that waits for longer than the deadline is none: it may wait on a network. One
@@ -50,7 +50,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
     process = context.Process(target=_call_all, args=(theirs, args, batch, mark, gold is not None), daemon=True)
     process.start()
     theirs.close()
-    found: list[str] = []
+    faults: list[str] = []
     blind: list[str] = []  # rewards that give a right completion no more than a wrong one
     called = busy = None
     try:
@@ -63,7 +63,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
             elif kind == "called":
                 called = text
             else:
-                (found if kind == "fault" else blind).append(text)
+                (faults if kind == "fault" else blind).append(text)
         if called is not None and _is_busy(process.pid):
             busy = called
     except EOFError:  # all are called, or a reward ended the process; the run's workers survive that, and report it
@@ -74,16 +74,16 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
         process.join()
         end_strays(mark, frozenset())
     if busy is not None:
-        found += _busy_fault(args, busy, batch)
+        faults += _busy_fault(args, busy, batch)
     if blind and set(args.called_rewards) <= {*blind, *OF_EPISODES}:
         _logger.warning(
             "no reward gives a right completion more than a wrong one, so there may be nothing to learn (`swift check`)"
         )
-    return found
+    return faults
 
 
 def _is_busy(pid: int | None) -> bool:
-    """Whether a process computes, rather than waits, at every one of some moments."""
+    """Says whether a process computes, rather than waits, at every one of some moments."""
     try:
         process = psutil.Process(pid)
         for _ in range(_MOMENTS):
@@ -96,7 +96,7 @@ def _is_busy(pid: int | None) -> bool:
 
 
 def _busy_fault(args: RlhfArguments, name: str, batch: RewardBatch) -> list[str]:
-    """The fault of a reward that is called as in a run, and gives no value within its time limits."""
+    """Returns the fault of a reward that is called as in a run, and gives no value within its time limits."""
     limit = args.reward_timeout * len(batch.completions)
     _logger.warning("reward %s computes for long: waiting up to %g s for its first group", name, limit)
     with RewardPool(args, [name], partial(load_plugins, args.external_plugins)) as pool:
@@ -138,7 +138,7 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark
 
 
 def _sure_cause(name: str, batch: RewardBatch, outcome: ItemOutcome) -> str | None:
-    """Why no completion gets a value from this reward, whose outcome of the batch is known; None where one does."""
+    """Says why no completion gets a value from this reward, given its outcome of the batch; None where one does."""
     if outcome.failure is not None and outcome.isolate:
         # One odd completion may be to blame: a group of each one alone tells.
         outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]

@@ -10,7 +10,7 @@ import pytest
 
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
-from swift_r1.flags.resuming import batch_sizes, began_with
+from swift_r1.flags.batch import batch_sizes, began_with
 
 BASE = "--rlhf_type grpo --model m --dataset d --reward_funcs a --num_generations 4 --add_version false --output_dir"
 

@@ -67,7 +67,8 @@ def own_engines(
 def _on_several_nodes(
     args: RlhfArguments, world: World, nodes: Nodes, folder: Path
 ) -> tuple[RlhfArguments, str | None]:
-    """Node 0 makes the key, learns the addresses from the others, and tells all of them when every engine serves."""
+    """Starts the engines of all nodes: node 0 makes the key, learns the addresses from the others, and tells all of
+    them when every engine serves."""
     if world.node_rank:
         [key] = nodes.ask(["key"])
         host = own_address(str(world.master_addr))
@@ -75,8 +76,8 @@ def _on_several_nodes(
             raise RunFailed(f"this node has no address on the way to MASTER_ADDR {world.master_addr}")
         urls, _, check = start_engines(args, world, folder, key, host)
         nodes.tell(f"engines/{world.node_rank}", json.dumps(urls))
-        [told] = nodes.ask(["engines"], check)
-        started = replace(args, vllm_server_base_url=json.loads(told), api_key=key)
+        [addresses] = nodes.ask(["engines"], check)
+        started = replace(args, vllm_server_base_url=json.loads(addresses), api_key=key)
         token = None
     else:
         key = secrets.token_hex(16)
@@ -132,7 +133,7 @@ def start_engines(
 
 
 def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[str]:
-    """Of `swift rollout`, for this run."""
+    """Returns the flags of `swift rollout` for this run."""
     length = args.vllm_max_model_len
     if length is None and args.max_length and args.multi_turn_scheduler is None:
         length = args.max_length + max(args.max_completion_length, args.eval_max_completion_length or 0)
@@ -157,7 +158,7 @@ def devices_of(
 ) -> list[dict[str, str]]:
     """Variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
-        visible = [one for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+        visible = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         name = "CUDA_VISIBLE_DEVICES"
         separator = ","
         parts = [visible[rank] if rank < len(visible) else str(rank) for rank in range(ranks)]

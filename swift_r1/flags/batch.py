@@ -1,0 +1,111 @@
+"""The batch of a run that is resumed: on another number of processes the same flags stand for the same batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.flags.output import LAST
+from swift_r1.flags.world import World
+from swift_r1.record.folder import newest_version
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
+
+BATCH = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_mini_batches",
+)
+"""The flags that size a round and an optimizer step, counted for a number of processes."""
+SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
+"""All that `batch_sizes` depend on."""
+
+
+def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping[str, Any], int] | None:
+    """Flags, resolved, and number of processes of the run that `--resume_from_checkpoint` goes on with, of which the
+    batch is to be: as its newest checkpoint has them, or its args.json before the first one. None where there is no run
+    yet, or these files are not ours, which is reported where they are checked."""
+    if resume_from == LAST:
+        run = newest_version(base)[1] if add_version else base
+        checkpoints = [] if run is None else sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
+    else:
+        run = None
+        checkpoints = [Path(resume_from)]
+    for path in (*(one / "state" / "run.json" for one in checkpoints), *([] if run is None else [run / "args.json"])):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            flags = content["fingerprint"]["args"] if path.name == "run.json" else content["args"]
+            return flags, processes_of(flags)
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            continue
+    return None
+
+
+def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Completions of a round and of an optimizer step, and experts' answers of one, over all processes; of resolved
+    flags."""
+    counted = flags["gradient_accumulation_steps"] * processes_of(flags)
+    experts = flags["chord_sft_per_device_train_batch_size"] or 0
+    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * experts
+
+
+def processes_of(flags: Mapping[str, Any]) -> int:
+    """Returns the number of processes that the resolved flags are counted for."""
+    each = flags["per_device_train_batch_size"] * flags["steps_per_generation"]
+    return int(flags["generation_batch_size"] // each)
+
+
+def _step_of(checkpoint: Path) -> int:
+    number = checkpoint.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[str]:
+    """Yields where the completions of a round do not divide into groups and micro-batches."""
+    if args.generation_batch_size is not None and args.steps_per_generation is not None:
+        return  # only one of them may be given
+    processes = args.counted_for(given, world.size)
+    micro_batch = args.per_device_train_batch_size * processes
+    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {processes} processes"
+    accumulation = args.gradient_accumulation_steps
+    micro_batches = args.steps_per_generation or args.micro_batches_per_round
+    size = args.generation_batch_size
+    if size is not None:
+        if size % micro_batch:
+            near = _near_multiples(size, micro_batch)
+            yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
+            return
+        micro_batches = size // micro_batch
+    elif (chosen := args.chosen_accumulation(given, processes)) is not None:
+        accumulation = micro_batches = chosen
+    if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
+        micro_batches = accumulation
+    if micro_batches % accumulation:
+        yield (
+            f"{micro_batches} micro-batches are generated at once, which is not a multiple of "
+            f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
+            "for --steps_per_generation"
+        )
+        return
+    completions = micro_batch * micro_batches
+    if completions % args.num_generations:
+        yield (
+            f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
+            f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
+            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
+        )
+    elif args.loss_type == "real" and (step := micro_batch * accumulation) % args.num_generations:
+        yield (
+            f"--loss_type real compares all completions of a prompt, and an optimizer step of {step} ({across} x "
+            f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
+        )
+
+
+def _near_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"
