@@ -38,7 +38,7 @@ from swift_r1.lab.estimate.measured import read_measured, seconds_of
 from swift_r1.lab.estimate.model import from_config
 from swift_r1.lab.estimate.roles import Job
 from swift_r1.lab.estimate.work import Round
-from swift_r1.launch.engines import free_ports
+from swift_r1.launch.colocated_servers import free_ports
 
 HERE = Path(__file__).resolve().parent
 SWIFT = (sys.executable, "-m", "swift_r1")
