@@ -260,7 +260,7 @@ class PrefetchRollouts:
             name = output.request_id.partition("~")[0]
             rounds = oldest_rounds(output.completions, self.pool.served)
             if rounds < self.oldest:
-                self.pool.stale += 1
+                self.pool.count_stale()
                 stale[name] += 1
                 if stale[name] > _MAX_STALE_ANSWERS:
                     raise RunFailed(

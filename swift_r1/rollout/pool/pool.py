@@ -3,7 +3,6 @@ are spread over them in `router.py`."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import resource
@@ -20,7 +19,7 @@ from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health
-from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.router import RequestLoops, Router
 from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
@@ -94,10 +93,11 @@ class ServerPool:
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
-        self.stale = 0  # answers by weights of this run that were too old
+        self._refused = 0  # answers by weights of this run that were too old, and those of servers that have left
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
         self._bytes_of_left = 0
         self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
+        self._loops = RequestLoops()
 
     @property
     def sessions(self) -> Sequence[ServerSession]:
@@ -111,6 +111,7 @@ class ServerPool:
     def close(self) -> None:
         """Ends the waiting for servers, gives the leases back, and closes the connections."""
         self.health.close()
+        self._loops.close()
 
     def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
         """From now on the servers are those of these `urls`: a newcomer's session, which `make` makes, joins, and who
@@ -118,7 +119,7 @@ class ServerPool:
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
             with self._counting:
-                self.stale += members[url].refused
+                self._refused += members[url].take_refused()
                 self._bytes_of_left += members[url].writer.sent_bytes
                 self.health.leave(members[url])
         for url in sorted(set(urls) - members.keys()):
@@ -131,16 +132,19 @@ class ServerPool:
         session.number = self._numbers.setdefault(session.url, len(self._numbers))
         session.record(self._spans, f"server-{session.number}")
 
+    def count_stale(self) -> None:
+        """Counts an answer by weights of this run that were too old; called by the threads of prefetched rounds."""
+        with self._counting:
+            self._refused += 1
+
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
         that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
         of several servers (`slowdown`)."""
         with self._counting:
             sessions = self.sessions
-            refused = self.stale + sum(one.refused for one in sessions)
-            self.stale = 0
-            for one in sessions:
-                one.refused = 0
+            refused = self._refused + sum(one.take_refused() for one in sessions)
+            self._refused = 0
             sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
             "rollout/refused": float(refused),
@@ -176,7 +180,8 @@ class ServerPool:
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls).run())
+        with self._loops.one(self.sessions, at_once) as loop:
+            loop.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls, loop.clients))
 
     def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as

@@ -144,7 +144,7 @@ class ServerSession:
         self._is_lost = False
         self.adapters = False  # alone are pushed
         self.record(Spans(), "")
-        self.refused = 0  # answers by other weights than those asked for
+        self._refused = 0  # answers by other weights than those asked for
         self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
         # Set by `Health`, except the last, which is the pool's.
         self.ready = self.joined = not newcomer  # it holds the newest weights and takes work; it ever did
@@ -209,11 +209,19 @@ class ServerSession:
             (seconds, tokens), self._answered = self._answered, (0.0, 0)
         return seconds / tokens if tokens else 0.0
 
+    def take_refused(self) -> int:
+        """Returns how many answers by other weights came since the last call."""
+        with self._lock:
+            refused = self._refused
+            self._refused = 0
+        return refused
+
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
         """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
         was lost again and again, RunFailed where it refused a request, or answered with other weights."""
         if isinstance(error, OtherWeights):
-            self.refused += 1
+            with self._lock:
+                self._refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise error
