@@ -232,7 +232,7 @@ def measured(
     for number in range(args["repeats"]):
         gc.collect()
         begun, began, (before, _, _) = time.process_time(), time.monotonic(), counted()
-        pool.push(buckets())
+        pool.publish(buckets())
         row = {"push_cpu": time.process_time() - begun, "push_s": time.monotonic() - began}
         after, _, asked = counted()
         row |= {"push_messages": after - before, "sent": pool.take_metrics()["rollout/bytes"] / 1e6}

@@ -127,7 +127,7 @@ class ServerRollouts:
         """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`
         waits for has a deadline."""
         while not self._attempt(work):
-            self._push()
+            self._gather()
 
     def resume(self, weight_version: int) -> None:
         """The policy is not what the servers have loaded. They count their versions, over all runs."""
@@ -138,7 +138,7 @@ class ServerRollouts:
         checks_first = bool(self._check_steps) or self._adapter is not None
         if checks_first and not self._updates and self._as_loaded:
             self._measure_rounding()
-        self._push()
+        self._gather()
         if self.pool is not None:
             self.pool.published()
         returned = None if self.pool is None else [torch.tensor([int(self.pool.health.take_returned())])]
@@ -161,12 +161,12 @@ class ServerRollouts:
         self._metrics = {}
         return taken if self.pool is None else taken | self.pool.take_metrics()
 
-    def _push(self) -> None:
+    def _gather(self) -> None:
         """Gathers the weights for the servers, again where one has lost them meanwhile."""
-        while not self._attempt_push():
+        while not self._gather_once():
             pass
 
-    def _attempt_push(self) -> bool:
+    def _gather_once(self) -> bool:
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
         on_host = self.pool is None or not self.pool.from_device(self._adapter is not None)
@@ -178,7 +178,7 @@ class ServerRollouts:
 
         def send(pool: ServerPool) -> None:
             try:
-                pool.push(buckets(), self._adapter)
+                pool.publish(buckets(), self._adapter)
             finally:
                 # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
                 for _bucket in gathered:
@@ -246,7 +246,7 @@ class ServerRollouts:
                 "%s after weight version %d (rounding explains %g): pushing all weights once more",
                 *(what, self.weight_version, allowed),
             )
-        self._push()
+        self._gather()
         again, allowed = self._difference()
         if again > allowed:
             base = ", or its base weights (its --model) are not those of --model" if self._adapter else ""

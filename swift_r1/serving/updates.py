@@ -14,9 +14,9 @@ from swift_r1.models.expected import Shapes, adapter_shapes
 from swift_r1.serving.admission import Admission
 from swift_r1.serving.engines.base import InferenceEngine
 from swift_r1.serving.metrics import ServerMetrics
-from swift_r1.serving.relays import Relays
 from swift_r1.serving.sleeping import Sleeping
 from swift_r1.sync.buckets import most_bytes
+from swift_r1.sync.relays import Relays
 from swift_r1.sync.staging import StagedBucket, Staging
 from swift_r1.sync.transport import seconds_for
 from swift_r1.sync.update import UpdateMachine

@@ -26,14 +26,18 @@ class NoConnections:
 
 @dataclass(eq=False)
 class Server:
-    """A `ServerSession` and its client in one; `asked` are the requests that it has not answered or failed."""
+    """A `Stay`, its `ServerSession` and client in one; `asked` are the requests that it has not answered or failed."""
 
     name: str
-    epoch: int = 0
+    over: bool = False
     asked: dict[str, asyncio.Future[RolloutOutput]] = field(default_factory=dict)
     judging: threading.Event = field(default_factory=threading.Event)
     judged: threading.Event = field(default_factory=threading.Event)
     generating: Busy = field(default_factory=lambda: Spans().busy("", ""))
+
+    @property
+    def session(self) -> Server:
+        return self
 
     @property
     def client(self) -> Server:
@@ -85,10 +89,10 @@ class Servers:
 
     def check_any(self) -> None: ...
 
-    def attempt(self, member: Server, _epoch: int, work: Callable[[], None]) -> None:
+    def attempt(self, member: Server, work: Callable[[], None]) -> None:
         with suppress(ServerLost):
             work()
-        member.epoch += 1
+        member.over = True
         self.members.remove(member)
 
 

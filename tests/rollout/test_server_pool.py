@@ -22,7 +22,7 @@ from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.base import ignore_output, still_wanted
-from swift_r1.rollout.pool.health import Health
+from swift_r1.rollout.pool.health import Health, ServerState
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, OtherWeights, ServerSession, why_not_alike
 from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
@@ -425,9 +425,12 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     expected = expected_weights(str(tiny_model))
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
-    sessions = of(rollouts).sessions
-    until(lambda: bool(generated(rollouts, tokens=1)) and sessions[0].failed is not None, BACK_WITHIN_S)
-    assert "is given up: " in caplog.text and [one.ready for one in sessions] == [False, True]
+
+    def states() -> list[ServerState]:
+        return [of(rollouts).health.state(one) for one in of(rollouts).sessions]
+
+    until(lambda: bool(generated(rollouts, tokens=1)) and states()[0] is ServerState.GIVEN_UP, BACK_WITHIN_S)
+    assert "is given up: " in caplog.text and states()[1] is ServerState.READY
 
 
 def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -439,13 +442,11 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
     class Broken(SimpleNamespace):
         __hash__ = object.__hash__
 
-    known = {"url": "http://a", "epoch": 0, "ready": True, "joined": True, "left": False, "failed": None}
-    known["users"] = 0
-    session: Any = Broken(wait_until_back=broken, **known)
+    session: Any = Broken(wait_until_back=broken, url="http://a")
     snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1, adapter=None)
     health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
-    health.lose(session, session.epoch)
-    until(lambda: session.failed is not None, BACK_WITHIN_S)
-    assert "on purpose" in str(session.failed) and "Traceback" in caplog.text
-    with pytest.raises(SwiftError):
+    health.lose(health.ready[0])
+    until(lambda: health.state(session) is ServerState.GIVEN_UP, BACK_WITHIN_S)
+    assert "Traceback" in caplog.text
+    with pytest.raises(SwiftError, match="on purpose"):
         health.check_any()

@@ -12,22 +12,23 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from swift_r1.errors import UsageError
 from swift_r1.record.events import Events
 from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health
+from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health, Stay
 from swift_r1.rollout.pool.router import RequestLoops, Router
 from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
-from swift_r1.sync.tree import Link, fanout_of, joined
-from swift_r1.sync.writer import Bucket
+from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ _AT_ONCE = 64  # servers that are asked for something else than completions
 _FILES = 256
 _FILES_EACH = 4
 _MOST_FILES = 1 << 16
+_FILE_LOOK_S = 0.5
+_FILE_CLOSE_S = 10.0
 
 
 class ServerPool:
@@ -129,8 +132,8 @@ class ServerPool:
 
     def _record(self, session: ServerSession) -> None:
         """A server that comes again writes its lane on."""
-        session.number = self._numbers.setdefault(session.url, len(self._numbers))
-        session.record(self._spans, f"server-{session.number}")
+        number = self._numbers.setdefault(session.url, len(self._numbers))
+        session.record(self._spans, f"server-{number}")
 
     def count_stale(self) -> None:
         """Counts an answer by weights of this run that were too old; called by the threads of prefetched rounds."""
@@ -154,8 +157,8 @@ class ServerPool:
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
-        paces = {one.number: one.take_pace() for one in sessions}
-        return taken | slowdown("server", [paces.get(number, 0.0) for number in range(len(self._numbers))])
+        paces = {one.url: one.take_pace() for one in sessions}
+        return taken | slowdown("server", [paces.get(url, 0.0) for url in self._numbers])
 
     def ask(
         self,
@@ -183,14 +186,14 @@ class ServerPool:
         with self._loops.one(self.sessions, at_once) as loop:
             loop.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls, loop.clients))
 
-    def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
+    def publish(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
         `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
         try:
             if self.from_device(adapter is not None):
-                self._push_from_device(buckets, adapter)
+                self._send_from_device(buckets, adapter)
             else:
-                self._push_from_snapshot(buckets, adapter)
+                self._send_from_snapshot(buckets, adapter)
         finally:
             if self.snapshot.writing:
                 self.snapshot.end(whole=False)
@@ -202,8 +205,8 @@ class ServerPool:
 
     def published(self) -> None:
         """A new version is served: earlier losses no longer count."""
-        for one in self.health.ready:
-            one.gained()
+        for stay in self.health.ready:
+            stay.session.gained()
 
     def sleep(self, level: int) -> None:
         """The engines give their memory back, except one that is lost while another is there: it stays awake when it is
@@ -235,19 +238,19 @@ class ServerPool:
             self.health.wait_for_any()
             ready = self.health.ready
             with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
-                done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
+                done = list(threads.map(lambda one: self.health.attempt(one, lambda: work(one.session)), ready))
 
-    def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+    def _send_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         """By NCCL, or to an engine on the same GPU. The snapshot has nothing, so a server that is lost gets its
         weights by another push."""
         with suppress(GatherAgain):
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
-        for session, epoch in targets.items():
-            self._push_to(session, epoch, version, buckets, adapter, lend=not self.by_nccl)
+        for stay in targets:
+            self._update(stay, version, buckets, adapter, lend=not self.by_nccl)
 
-    def _push_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
-        ready = self.health.ready
+    def _send_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        ready = [stay.session for stay in self.health.ready]
         by_http = any(one.writer.transport == HTTP for one in ready)
         compare = by_http if self._compare is None else self._compare
         shared = any(one.takes_files for one in ready)
@@ -257,84 +260,132 @@ class ServerPool:
         links = self._tree(targets)
         faults: list[Exception] = []
 
-        def push_to(session: ServerSession, epoch: int) -> None:
-            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
+        def send_kept(stay: Stay) -> None:
+            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
             try:
-                self._push_to(session, epoch, version, kept, adapter, link=links.get(session))
+                self._update(stay, version, kept, adapter, link=links.get(stay))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
-                if session.epoch == epoch:
+                if not stay.over:
                     faults.append(error)
             finally:
-                if session in links:
-                    links[session].tell(False)
+                if stay in links:
+                    links[stay].tell(False)
 
-        threads: dict[ServerSession, threading.Thread] = {}
-        for session, epoch in targets.items():
-            session.pushing = threads[session] = threading.Thread(target=push_to, args=(session, epoch), daemon=True)
-            session.pushing.start()
+        threads = {stay: self.health.start_update(stay, partial(send_kept, stay)) for stay in targets}
         overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
         self.snapshot.end(whole=True)
-        self._wait_for(threads, targets)
+        self._wait_for(threads)
         if faults:
             raise faults[0]
 
-    def _tree(self, targets: Mapping[ServerSession, int]) -> dict[ServerSession, Link]:
+    def _tree(self, targets: Sequence[Stay]) -> dict[Stay, Link]:
         """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
         of servers that others reach under the trainer's name for them."""
-        within = [
-            one
-            for one in targets
-            if one.writer.takes_relays and not one.takes_files and (self._fanout is not None or not one.is_on_loopback)
-        ]
+        within = [stay for stay in targets if self._is_within(stay.session)]
         fanout = fanout_of(self._fanout, len(within))
         if fanout and fanout != self._told_fanout:
             logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
             self._told_fanout = fanout
 
-        def wanted(session: ServerSession, epoch: int) -> Callable[[], bool]:
-            return lambda: session.epoch == epoch
+        def link(stay: Stay) -> Link:
+            return Link(stay.session.client, stay.session.writer.token, lambda: not stay.over)
 
-        links = [Link(one.client, one.writer.token, wanted(one, targets[one])) for one in within]
-        return dict(zip(within, joined(links, fanout), strict=True))
+        return dict(zip(within, joined([link(stay) for stay in within], fanout), strict=True))
 
-    def _push_to(
+    def _is_within(self, session: ServerSession) -> bool:
+        reached = self._fanout is not None or not session.is_on_loopback
+        return session.writer.takes_relays and not session.takes_files and reached
+
+    def _update(
         self,
-        session: ServerSession,
-        epoch: int,
+        stay: Stay,
         version: int,
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None,
         lend: bool = False,
         link: Link | None = None,
     ) -> None:
-        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend, link)):
-            self.health.has_newest(session, epoch)
+        if self.health.attempt(stay, lambda: stay.session.update(version, buckets, adapter, lend, link)):
+            self.health.has_newest(stay)
 
-    def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
+    def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
         looked = dict(heard)  # oldest first
 
-        def look(session: ServerSession) -> None:
+        def look(stay: Stay) -> None:
             asked = time.monotonic()
-            if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
-                heard[session] = time.monotonic()
-            elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
+            client = stay.session.client
+            if client.is_alive(min(_HEALTH_S, client.silence_s)):
+                heard[stay] = time.monotonic()
+            elif asked - heard[stay] > client.silence_s:  # as in `RolloutClient.watch`
                 raise ServerLost
 
         # In threads: silent servers would keep the others from being looked at.
         with ThreadPoolExecutor(_AT_ONCE) as looks:
-            while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+            while running := {stay for stay, thread in threads.items() if thread.is_alive() and not stay.over}:
                 threads[next(iter(running))].join(LOOK_S)
-                for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
-                    if (now := time.monotonic()) - looked[session] <= _HEALTH_S:
+                for stay in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
+                    now = time.monotonic()
+                    if now - looked[stay] <= _HEALTH_S:
                         break
-                    del looked[session]
-                    if session in running:
-                        looked[session] = now
-                        looks.submit(self.health.attempt, session, epochs[session], partial(look, session))
+                    del looked[stay]
+                    if stay in running:
+                        looked[stay] = now
+                        looks.submit(self.health.attempt, stay, partial(look, stay))
+
+
+class Membership:
+    """Has a pool follow a file (`wire/server_file.py`), from now on until `close`.
+
+    What the file says counts once it was the same in two looks, half a second apart: it may be half-written. While it
+    cannot be read the servers stay. A line that is no URL is left out.
+
+    Args:
+        make: makes the session with a newcomer, see `ServerPool.follow`.
+    """
+
+    def __init__(self, path: Path, pool: ServerPool, make: Callable[[str], ServerSession]) -> None:
+        self._path = path
+        self._pool = pool
+        self._make = make
+        self._seen: bytes | OSError | None = None
+        self._followed: bytes | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server file", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(_FILE_CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closed.wait(_FILE_LOOK_S):
+            try:
+                self._look()
+            except Exception:  # such as too many open files
+                logger.exception("%s is not followed until it changes again", self._path)
+
+    def _look(self) -> None:
+        try:
+            seen = self._path.read_bytes()
+        except OSError as error:
+            if not isinstance(self._seen, OSError):
+                why = error.strerror or error
+                logger.warning("%s cannot be read (%s): the rollout servers stay as they are", self._path, why)
+            self._seen = error
+            return
+        before = self._seen
+        self._seen = seen
+        if seen != before or seen == self._followed:
+            return
+        self._followed = seen
+        servers = parsed(seen.decode(errors="replace"), str(self._path))
+        for fault in servers.faults:
+            logger.warning("%s: left out", fault)
+        self._pool.follow(servers.urls, self._make)
 
 
 def _requests_at_once(servers: int) -> int:

@@ -18,7 +18,7 @@ from functools import partial
 
 from swift_r1.errors import ServerUnreachable
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.pool.health import LOOK_S, Health
+from swift_r1.rollout.pool.health import LOOK_S, Health, Stay
 from swift_r1.rollout.pool.session import OtherWeights, ServerSession
 from swift_r1.wire.connections import KEPT, AsyncClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, ServerRefused
@@ -30,16 +30,19 @@ _REQUESTS_AT_ONCE = 256
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """What is asked of one server, from its `epoch` on. `load` counts completions under way."""
+    """What is asked of one server in its `stay`. `load` counts completions under way."""
 
-    session: ServerSession
-    epoch: int
+    stay: Stay
     http: AsyncClient
     load: int = 0
     answered: int = 0  # requests
     heard: float = 0.0  # when it answered last
     asked: dict[str, tuple[RolloutRequest, asyncio.Task[None]]] = field(default_factory=dict)
     watch: asyncio.Task[None] | None = None
+
+    @property
+    def session(self) -> ServerSession:
+        return self.stay.session
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Router:
             while self._goes_on():
                 self._take_calls()
                 for lane in list(self._lanes):
-                    if lane.session.epoch != lane.epoch:  # lost elsewhere, in a push
+                    if lane.stay.over:  # lost elsewhere, in a push
                         await self._leave(lane, for_good=True)
                 await self._open_lanes()
                 self._assign()
@@ -100,16 +103,17 @@ class Router:
 
     async def _open_lanes(self) -> None:
         """One for each server that is ready, where there is something to ask of it."""
-        known = {lane.session for lane in self._lanes}
-        for session in self.health.ready:
-            if session in known:
+        known = {lane.stay for lane in self._lanes}
+        for stay in self.health.ready:
+            if stay in known:
                 continue
+            session = stay.session
             if not self._waiting:
                 await self._take_back()
             if self._waiting:
                 if session not in self.clients:
                     self.clients[session] = session.client.open_async()
-                lane = _Lane(session, session.epoch, self.clients[session])
+                lane = _Lane(stay, self.clients[session])
                 lane.watch = asyncio.create_task(self._fail_when_silent(lane))
                 self._lanes.append(lane)
 
@@ -185,7 +189,7 @@ class Router:
                 await self._leave(lane, for_good=True)
                 # It may have to ask the server who it is.
                 judge = partial(lane.session.judge, error)
-                await asyncio.to_thread(self.health.attempt, lane.session, lane.epoch, judge)
+                await asyncio.to_thread(self.health.attempt, lane.stay, judge)
 
     async def _leave(self, lane: _Lane, for_good: bool = False) -> None:
         """What the server has not answered waits again, for another one. Its connections are closed where it is left

@@ -15,8 +15,7 @@ from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.sync.device_memory import own_gpu
 from swift_r1.sync.transport import AUTO, IPC, SHM
-from swift_r1.sync.tree import Link
-from swift_r1.sync.writer import Bucket, WeightWriter
+from swift_r1.sync.writer import Bucket, Link, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -146,15 +145,6 @@ class ServerSession:
         self.record(Spans(), "")
         self._refused = 0  # answers by other weights than those asked for
         self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
-        # Set by `Health`, except the last, which is the pool's.
-        self.ready = self.joined = not newcomer  # it holds the newest weights and takes work; it ever did
-        self.left = False  # it no longer belongs to the run
-        self.failed: SwiftError | None = None  # why it is given up for good
-        self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
-        self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
-        self.restoring: threading.Thread | None = None  # what waits for it
-        self.users = 0  # other threads that work with it
-        self.number = 0  # of its URL among all of the run
 
     @property
     def info(self) -> ServerInfo:
@@ -229,7 +219,7 @@ class ServerSession:
             raise error
         self._lost(error)
 
-    def push(
+    def update(
         self,
         version: int,
         buckets: Iterable[Bucket],
@@ -347,7 +337,7 @@ class ServerSession:
             logger.info("%s answers again and holds weight version %d", self._name, info.weight_version)
             return None
         again = "is the same one" if info.instance == self._instance else "was started again"
-        again = again if self.joined else "is there"
+        again = "is there" if self._holds_others else again
         self._instance = info.instance
         target = max(*versions, info.weight_version + 1)
         logger.info(
