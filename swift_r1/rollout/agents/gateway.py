@@ -21,9 +21,8 @@ from fastapi import FastAPI
 from swift_r1.errors import one_line
 from swift_r1.rollout.staleness import stretches
 from swift_r1.serving.admission import check_tokens
-from swift_r1.serving.answers import add_errors
+from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
-from swift_r1.serving.middleware import LimitSizes, RequireKey
 from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.server import bind
