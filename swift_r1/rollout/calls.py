@@ -53,7 +53,7 @@ class OpenCalls:
             self._wake = None
 
     def take(self) -> list[RolloutRequest]:
-        """What has come since."""
+        """Returns the requests that have come since."""
         with self._lock:
             taken = list(self._new)
             self._new.clear()

@@ -1,4 +1,4 @@
-"""What answers prompts for the loop: in one turn, or in several that a scheduler leads."""
+"""Answers prompts for the loop: in one turn, or in several that a scheduler leads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of
 
 
 class ConversationDriver(Protocol):
-    """What the loop and the evaluation ask for conversations."""
+    """Answers the loop's and the evaluation's prompts with conversations."""
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         """Gives all conversations of each prompt to `on_group` as soon as they have ended. Collective; the other ranks
@@ -112,7 +112,7 @@ class MultiTurn:
 
 
 class Stage:
-    """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
+    """Runs the scheduler `name` in an event loop of a thread, so that one that hangs is noticed, after `timeout`
     seconds between two turns of the model, or since it last `worked` on what has a deadline of its own. With
     `last_message_only` the last message is trained."""
 

@@ -295,7 +295,7 @@ class PrefetchedRounds:
             self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns, spans)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
-        """As of `RoundSampler`, while the server goes on generating; then further rounds may begin."""
+        """Publishes the weights while the server goes on generating; then further rounds may begin."""
         trained = begun - in_the_middle
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
@@ -303,7 +303,8 @@ class PrefetchedRounds:
             self.prefetcher.allow(begun, trained)
 
     def sample(self, number: int, step: int) -> ScoredRound | None:
-        """As `RoundSampler.sample`; raises RunFailed for a completion that is older than `--max_staleness` allows."""
+        """Waits for a round and returns it; raises RunFailed for a completion that is older than `--max_staleness`
+        allows."""
         sampler = self.sampler
         prefetcher = self.prefetcher
         sampler.progress("generation")
@@ -331,7 +332,7 @@ class PrefetchedRounds:
 
     @property
     def position(self) -> tuple[int, str]:
-        """As of `RoundSampler`; what later rounds have taken does not count, since a resumed run takes it again."""
+        """The place in the prompts; what later rounds have taken does not count, since a resumed run takes it again."""
         assert self.prefetcher is not None
         return self.prefetcher.position
 

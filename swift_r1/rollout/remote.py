@@ -303,8 +303,9 @@ def mean_difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[flo
 
 
 def explained_difference(*dtypes: str) -> float:
-    """What rounding explains of it, for the dtypes of trainer and engine (`float32`, `bfloat16`, `float16`, `fp8_...`).
-    Of fp8 that is a guess, not measured yet: large enough that only another model is found out."""
+    """Returns the difference that rounding explains, for the dtypes of trainer and engine (`float32`, `bfloat16`,
+    `float16`, `fp8_...`). Of fp8 that is a guess, not measured yet: large enough that only another model is found
+    out."""
     if any(dtype.startswith("fp8") for dtype in dtypes):
         return TOLERANCE_FP8
     return TOLERANCE if set(dtypes) == {"float32"} else TOLERANCE_16_BIT

@@ -1,4 +1,4 @@
-"""From conversations to rewards: what the reward functions see, and what the loop and the logs get back."""
+"""Gives conversations their rewards: what the reward functions see, and what the loop and the logs get back."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Scoring:
 
 
 def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
-    """What a function said of episodes that failed is no reward, and no fault of its own."""
+    """Leaves out what a function said of episodes that failed: it is no reward, and no fault of its own."""
     values = tuple(None if place in failed else value for place, value in enumerate(column.values))
     return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
 
@@ -178,7 +178,7 @@ def _without_turns(column: RewardColumn) -> list[float | None]:
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
-    """What became of each group of a round, those included that others have replaced; `advantages` are of
+    """Returns what became of each group of a round, also of those that others have replaced; `advantages` are of
     `scored.trained`, `step` is the first optimizer step on them."""
     total = math.fsum(map(abs, advantages)) or 1.0
     shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
@@ -249,16 +249,16 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
 
 
 def made_calls(conversation: Conversation) -> list[dict[str, Any]] | None:
-    """Those of `tool_scheduler`; another scheduler may note anything under that name."""
+    """Returns the calls of `tool_scheduler`; another scheduler may note anything under that name."""
     calls = (conversation.infos or {}).get("tool_calls")
     own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
     return calls if own else None
 
 
 def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
-    """Of the calls that the model made: under `tools/<name>/` calls, and those that gave an error, ran out of time or
-    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls` turns
-    with a call that could not be read."""
+    """Returns metrics of the model's calls: under `tools/<name>/` calls, and those that gave an error, ran out of time
+    or were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls`
+    turns with a call that could not be read."""
     found = [calls for one in conversations if (calls := made_calls(one)) is not None]
     if not found:
         return {}
@@ -309,7 +309,7 @@ def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
-    """What to log of a round, over all that was generated."""
+    """Returns what to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     metrics |= text_metrics([item.conversation for item in everything])

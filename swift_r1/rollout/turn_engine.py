@@ -1,4 +1,4 @@
-"""What a scheduler of several turns gets as `infer_engine`: it keeps each conversation's tokens and waits for turns."""
+"""The `infer_engine` of a scheduler of several turns: it keeps each conversation's tokens and waits for turns."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
 
 
 class AnswerShape(Protocol):
-    """Of one request. `kind` begins the ids of its answers, `whole` and `chunk` are OpenAI's names of the objects."""
+    """Shows the completions of one request. `kind` begins the ids, `whole` and `chunk` are OpenAI's names of the
+    objects."""
 
     kind: str
     whole: str

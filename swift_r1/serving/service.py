@@ -1,4 +1,4 @@
-"""What the server does, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
+"""Does the server's work, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class IdempotencyCache:
                 entry.task.cancel()
 
     def forget_finished(self) -> None:
-        """For new weights: a repeated request gets completions of theirs."""
+        """Forgets finished requests, so that a repeated one gets completions of new weights."""
         for key, entry in list(self._entries.items()):
             if entry.task.done():
                 self._forget(key, entry)
@@ -231,7 +231,7 @@ class RolloutService:
         return wire.ScoreResponse(logprobs=logprobs, weight_version=version, copies=tuple(others), **more)
 
     async def _scores(self, request: wire.ScoreRequest, lease: str | None) -> list[Sequence[Scored]]:
-        """Of every copy of the model, where each must use the weights that it was sent."""
+        """Asks every copy of the model for its scores, where each must use the weights that it was sent."""
 
         async def of_one(engine: InferenceEngine, sequence: Sequence[int]) -> Scored:
             if request.top:
@@ -258,7 +258,7 @@ class RolloutService:
 
 
 def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
-    """Of a generation that began with `version` and was over when `newest` was there, or on its way."""
+    """Makes a completion of a generation that began with `version` and ended when `newest` was there, or on its way."""
     versions = one.versions or ()
     if versions:
         version = versions[0][1]

@@ -66,7 +66,7 @@ class CallReader:
         return self._allowed(self._parser.parse(one.text, self._tools, (*self._prompt, *one.token_ids)))
 
     def piece(self, number: int, piece: Piece) -> Parsed:
-        """What the next piece of completion `number` adds."""
+        """Returns what the next piece of completion `number` adds."""
         if number not in self._streams:
             self._streams[number] = self._parser.stream(self._tools)
         stream = self._streams[number]

@@ -213,7 +213,7 @@ class WeightUpdates:
             return self._add(token, version, staged)
 
     async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
-        """As `bucket`, for one that the lease's holder has written into the staging folder."""
+        """Stages a bucket that the lease's holder has written into the staging folder."""
         with self._changes():
             self.machine.check_bucket_welcome(token, request.version, request.index)
             return self._add(token, request.version, await self.staging.take(request.index, request.digest))
@@ -343,7 +343,7 @@ class WeightUpdates:
             self.staging.hold(buckets, request.content_hash)
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
-        """What to raise for it."""
+        """Returns what to raise for it."""
         self._metrics.updates.labels("failed").inc()
         # The engine may still read them: not to be written to for the next version.
         for bucket in buckets:

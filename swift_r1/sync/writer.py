@@ -75,7 +75,7 @@ def saved_token(run_dir: Path | None) -> str | None:
 
 
 def save_token(run_dir: Path, token: str) -> None:
-    """For `saved_token`; only the run's user can read it."""
+    """Keeps a token for `saved_token`; only the run's user can read it."""
     path = run_dir / _TOKEN_FILE
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
@@ -157,20 +157,20 @@ _renewals = Renewals()
 
 
 def fanout_of(asked: int | None, servers: int) -> int:
-    """To how many of so many servers that take weights over the network rank 0 sends them, as `--weight_fanout` asks:
-    0 is to all, None chooses."""
+    """Returns to how many of so many servers over the network rank 0 sends weights, as `--weight_fanout` asks: 0 is to
+    all, None chooses."""
     if asked is None:
         return _AUTO_FANOUT if servers >= _AUTO_FROM else 0
     return asked if asked < servers else 0
 
 
 def parent_of(index: int, fanout: int) -> int | None:
-    """From whom the server at `index` gets weights, None for rank 0: the tree is filled level by level."""
+    """Returns whose weights the server at `index` gets, None for rank 0's: the tree is filled level by level."""
     return index // fanout - 1 if index >= fanout else None
 
 
 def levels_of(servers: int, fanout: int) -> int:
-    """Of the tree that so many servers make; 1 where all get the weights from rank 0."""
+    """Returns the number of levels of the tree of so many servers; 1 where all get the weights from rank 0."""
     if not fanout:
         return 1
     levels = 0

@@ -306,7 +306,7 @@ class RolloutClient:
 
 
 def other_key(address: str, given: bool) -> str:
-    """What is said of a 401, to who has given a key and who has not."""
+    """Returns the sentence about a 401, for one who has given a key or has not."""
     return f"{address} wants {'another' if given else 'an'} API key: put it into SWIFT_API_KEY, or give --api_key"
 
 

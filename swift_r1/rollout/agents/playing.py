@@ -36,7 +36,7 @@ _SESSION = re.compile(wire.SESSION_ID)
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Of each episode. `seconds` without those in which it waits for the model."""
+    """The limits of each episode. `seconds` do not count those in which it waits for the model."""
 
     seconds: float
     calls: int | None
@@ -110,7 +110,7 @@ class Answerer(Protocol):
 
 
 class AgentRunner:
-    """What all rounds share: the gateway, the processes, and how many episodes run at once."""
+    """Holds what all rounds share: the gateway, the processes, and how many episodes run at once."""
 
     def __init__(self, gateway: AgentGateway, processes: AgentProcesses, limits: AgentLimits, at_once: int) -> None:
         self.gateway = gateway
@@ -133,7 +133,7 @@ class AgentRunner:
             self._queue.popleft().begin()
 
     async def play(self, episode: _Episode) -> Conversation:
-        """To its end, however it ends."""
+        """Plays an episode to its end, however it ends."""
         request = episode.request
         sampling = episode.request.sampling
         model = self.gateway.model
@@ -189,7 +189,7 @@ def session_name(request_id: str) -> str:
 
 
 def row_of(episode: _Episode) -> dict[str, Any]:
-    """What the agent gets."""
+    """Returns the row that the agent gets."""
     prompt = episode.prompt
     request = episode.request
     own: dict[str, Any] = {"messages": [dict(one) for one in prompt.messages], "prompt_id": prompt.prompt_id}
@@ -225,7 +225,7 @@ class Episodes:
         return waiting
 
     def answer(self, completions: Sequence[Completion]) -> None:
-        """To the calls of `asked`, in their order."""
+        """Answers the calls of `asked`, in their order."""
         for name, completion in zip(self._asked, completions, strict=True):
             self._loop.call_soon_threadsafe(self._give, name, completion)
 

@@ -168,7 +168,7 @@ class Health:
 
     @property
     def ready(self) -> list[Stay]:
-        """Those that take work."""
+        """The servers that take work."""
         with self._changed:
             return [one.stay for one in self._in(ServerState.READY)]
 
@@ -458,7 +458,7 @@ class Health:
                 self._changed.notify_all()
 
     def _members(self) -> list[tuple[str, ServerInfo]]:
-        """Those that a newcomer must be like, and none of."""
+        """Returns the servers that a newcomer must be like, and must not be one of."""
         with self._changed:
             return [*self._like, *((one.session.url, one.session.info) for one in self._servers.values() if one.joined)]
 

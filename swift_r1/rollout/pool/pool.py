@@ -117,7 +117,7 @@ class ServerPool:
         self._loops.close()
 
     def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
-        """From now on the servers are those of these `urls`: a newcomer's session, which `make` makes, joins, and who
+        """Makes the servers those of these `urls`: a newcomer's session, which `make` makes, joins, and who
         is no longer named leaves. To be called by one thread."""
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
@@ -141,9 +141,9 @@ class ServerPool:
             self._refused += 1
 
     def take_metrics(self) -> dict[str, float]:
-        """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
-        that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
-        of several servers (`slowdown`)."""
+        """Returns what there is to log since the last call: answers that were refused, servers that take work, bytes of
+        weights that were sent to all servers, the share of weights that changed, where versions are compared, and the
+        slowest of several servers (`slowdown`)."""
         with self._counting:
             sessions = self.sessions
             refused = self._refused + sum(one.take_refused() for one in sessions)
@@ -389,8 +389,8 @@ class Membership:
 
 
 def _requests_at_once(servers: int) -> int:
-    """For how many requests there are files: one that waits for its answer has a connection of its own. Raises this
-    process's limit, usually 1,024, as far as the system allows."""
+    """Returns for how many requests there are files: one that waits for its answer has a connection of its own. Raises
+    this process's limit, usually 1,024, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (raised := min(hard, _MOST_FILES)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))

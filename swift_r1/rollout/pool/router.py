@@ -30,7 +30,7 @@ _REQUESTS_AT_ONCE = 256
 
 @dataclass(eq=False, slots=True)
 class _Lane:
-    """What is asked of one server in its `stay`. `load` counts completions under way."""
+    """The requests that one server has in its `stay`. `load` counts completions under way."""
 
     stay: Stay
     http: AsyncClient
@@ -118,8 +118,8 @@ class Router:
                 self._lanes.append(lane)
 
     async def _take_back(self) -> None:
-        """For a server that has come: what others were asked last waits again, so that each has its share. One that has
-        answered half of its requests keeps the rest, which it has probably begun."""
+        """Makes room for a server that has come: what others were asked last waits again, so that each has its share.
+        One that has answered half of its requests keeps the rest, which it has probably begun."""
         fair = sum(lane.load for lane in self._lanes) / (len(self._lanes) + 1)
         tasks = []
         for lane in self._lanes:
@@ -192,7 +192,7 @@ class Router:
                 await asyncio.to_thread(self.health.attempt, lane.stay, judge)
 
     async def _leave(self, lane: _Lane, for_good: bool = False) -> None:
-        """What the server has not answered waits again, for another one. Its connections are closed where it is left
+        """Has what the server has not answered wait again, for another one. Its connections are closed where it is left
         `for_good`."""
         self._lanes.remove(lane)
         tasks = [task for _, task in lane.asked.values()] + ([lane.watch] if lane.watch else [])

@@ -48,7 +48,7 @@ class ServerLost(Exception):
 
 
 def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
-    """What keeps servers, each with its URL, from being used together, in one line."""
+    """Returns in one line what keeps servers, each with its URL, from being used together."""
     seen: dict[str, str] = {}
     for url, info in servers:
         if info.instance in seen:
@@ -68,7 +68,7 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a server must be to serve this run.
+    """The properties that a server needs to serve this run.
 
     `max_tokens` are `--max_length` and `--max_completion_length` together, None where prompts have no limit;
     `completions` are the most that are asked for of one prompt.
@@ -148,7 +148,7 @@ class ServerSession:
 
     @property
     def info(self) -> ServerInfo:
-        """What it is known by, with its present instance."""
+        """The server's info, with its present instance."""
         return self.first.model_copy(update={"instance": self._instance or ""})
 
     def close(self) -> None:

@@ -140,7 +140,7 @@ class AppendCache(Cache):
                 layer.reorder_cache(cast(torch.LongTensor, rows))
 
     def bytes_per_token(self) -> int:
-        """Of one row, for each token that attention reads; known once a token was read."""
+        """The bytes of one row for each token that attention reads; known once a token was read."""
         held = [side for layer in self.layers if isinstance(layer, AppendLayer) for side in (layer.keys, layer.values)]
         return sum(side.shape[1] * side.shape[3] * side.itemsize for side in held)
 

@@ -249,7 +249,7 @@ class TransformersEngine:
 
 @dataclass(slots=True)
 class _DecodeState:
-    """What the next decode step needs, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
+    """The state of the next decode step, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
     (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is padded."""
 
     cache: AppendCache
