@@ -17,11 +17,10 @@ from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.serving import openai_messages as messages
 from swift_r1.serving.answers import BodyRoute, refusals, unless_gone
 from swift_r1.serving.engines.base import Piece, PromptTokenizer
-from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
+from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
 from swift_r1.serving.sessions.calls import Asked
 from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
-from swift_r1.serving.tool_calls import CallReader, ToolCalls
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 

@@ -24,10 +24,10 @@ from swift_r1.models.expected import Shapes
 from swift_r1.serving.admission import all_results, check_request, check_tokens
 from swift_r1.serving.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
 from swift_r1.serving.metrics import ServerMetrics
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.store import SessionStore
-from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.serving.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import HTTPError, RolloutOutput, RolloutRequest
