@@ -185,6 +185,7 @@ def measured(
 ) -> dict[str, float]:
     import torch
 
+    from swift_r1.rollout.calls import OpenCalls
     from swift_r1.rollout.pool.pool import ServerPool
     from swift_r1.rollout.pool.session import Expected, ServerSession
     from swift_r1.sync.writer import WeightWriter
@@ -225,7 +226,7 @@ def measured(
             )
             for one in range(count)
         ]
-        pool.ask(requests, pool.served.current, answers.append, look)
+        pool.ask(OpenCalls(answers.append, look, requests), pool.served.current)
         assert len(answers) == count
 
     found: list[dict[str, float]] = []

@@ -170,9 +170,16 @@ class Stage:
 
     def take_ended(self) -> list[list[Conversation]]:
         """The groups of conversations that have ended since the last call."""
-        ended = [group for group in self._groups if all(self._tasks[play].done() for play in group)]
-        self._groups = [group for group in self._groups if group not in ended]
-        return [[self._tasks[play].result() for play in group] for group in ended]
+        groups = self._groups
+        self._groups = []
+        ended = []
+        for group in groups:
+            tasks = [self._tasks[play] for play in group]
+            if all(task.done() for task in tasks):
+                ended.append([task.result() for task in tasks])
+            else:
+                self._groups.append(group)
+        return ended
 
     def close(self) -> None:
         """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""

@@ -89,7 +89,6 @@ class ServerRollouts:
     ) -> list[RolloutOutput] | None:
         """Every request is answered once, whatever happens to the servers meanwhile; those that are `unwanted` with
         nothing."""
-        asked = list(requests or ())
         answers: dict[str, RolloutOutput] = {}
 
         def answered(output: RolloutOutput) -> None:
@@ -101,25 +100,26 @@ class ServerRollouts:
             if self.unwanted():
                 raise _Unwanted
 
+        calls = OpenCalls(answered, look, requests or ())
+
         def ask(pool: ServerPool) -> None:
-            missing = [request for request in asked if request.request_id not in answers]
             try:
-                pool.ask(missing, pool.served.current, answered, look)
+                pool.ask(calls, pool.served.current)
             except _Unwanted:
                 nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=pool.version)
-                for request in missing:
+                for request in requests or ():
                     if request.request_id not in answers:
                         answered(RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n))
 
         self.attend(ask)
-        return None if requests is None else [answers[request.request_id] for request in asked]
+        return None if requests is None else [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
         """Every call is answered once, as it comes, until they are closed. Collective; the other ranks pass None."""
 
         def ask(pool: ServerPool) -> None:
             assert calls is not None
-            pool.ask((), pool.served.current, calls.answered, calls.look, calls)
+            pool.ask(calls, pool.served.current)
 
         self.attend(ask)
 

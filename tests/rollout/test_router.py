@@ -13,6 +13,7 @@ import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.record.spans import Busy, Spans
+from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.router import Router
 from swift_r1.rollout.pool.session import ServerLost
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -113,9 +114,8 @@ def played(
     *at_once: int,
 ) -> None:
     async def play() -> None:
-        router = Router(
-            Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None, *at_once
-        )
+        calls = OpenCalls(on_answer, requests=[request(one) for one in names])
+        router = Router(Servers(list(servers)), calls, (0,), calls.answered, lambda: None, *at_once)  # type: ignore[arg-type]
         telling = asyncio.create_task(story())
         await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
 
@@ -189,7 +189,8 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
                 server.answers(name)
 
     async def play() -> None:
-        router = Router(members, [request(one) for one in "abcdefgh"], (0,), note, lambda: None)  # type: ignore[arg-type]
+        calls = OpenCalls(note, requests=[request(one) for one in "abcdefgh"])
+        router = Router(members, calls, (0,), calls.answered, lambda: None)  # type: ignore[arg-type]
         await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), story())
 
     def note(output: RolloutOutput) -> None:

@@ -27,7 +27,7 @@ from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
 from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
 from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
@@ -162,15 +162,14 @@ class ServerPool:
 
     def ask(
         self,
-        requests: Sequence[RolloutRequest],
+        calls: OpenCalls,
         versions: Container[int],
-        on_answer: Callable[[RolloutOutput], None],
-        check_going_on: Callable[[], None] = lambda: None,
-        calls: OpenCalls | None = None,
+        on_answer: Callable[[RolloutOutput], None] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
-        """Completions of all requests, and of `calls` until they are closed, by weights of these `versions`; each
-        output goes to `on_answer` as it comes. Threads may ask at the same time, also while another one pushes.
-        `check_going_on` is called again and again; what it raises ends it.
+        """Asks for completions of the calls, until they are closed, by weights of these `versions`. Each output goes to
+        `on_answer` (default: to the calls) as it comes; `look` (default: theirs) is called again and again, and what it
+        raises ends it. Threads may ask at the same time, also while another one pushes.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
@@ -178,13 +177,16 @@ class ServerPool:
             GatherAgain: see there; what was answered by then has been handed over.
         """
         at_once = max(1, _requests_at_once(len(self.sessions)))
-        if len(requests) > at_once and not self._told_files:
+        if len(calls) > at_once and not self._told_files:
             allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
         with self._loops.one(self.sessions, at_once) as loop:
-            loop.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls, loop.clients))
+            router = Router(
+                self.health, calls, versions, on_answer or calls.answered, look or calls.look, at_once, loop.clients
+            )
+            loop.run(router)
 
     def publish(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -50,29 +50,27 @@ class Router:
     """One `ServerPool.ask`."""
 
     health: Health
-    requests: Sequence[RolloutRequest]
+    calls: OpenCalls
     versions: Container[int]
     on_answer: Callable[[RolloutOutput], None]
-    check_going_on: Callable[[], None]
+    look: Callable[[], None]
     at_once: int = sys.maxsize  # requests, for whose connections there are files
-    calls: OpenCalls | None = None  # more requests, as they come
     clients: dict[ServerSession, AsyncClient] = field(default_factory=dict)  # of this event loop, for later asks too
 
     def __post_init__(self) -> None:
-        self._waiting = deque(self.requests)
+        self._waiting: deque[RolloutRequest] = deque()
         self._returned = 0
-        self._known = len(self.requests)
+        self._known = 0
         self._lanes: list[_Lane] = []
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Until all is answered, with `calls` until these are closed; raises as `ServerPool.ask`."""
+        """Asks until the calls are closed; raises as `ServerPool.ask`."""
         loop = asyncio.get_running_loop()
-        if self.calls is not None:
-            self.calls.begin(partial(loop.call_soon_threadsafe, self._wake.set))
+        self.calls.begin(partial(loop.call_soon_threadsafe, self._wake.set))
         try:
-            while self._goes_on():
+            while not self.calls.closed:
                 self._take_calls()
                 for lane in list(self._lanes):
                     if lane.stay.over:  # lost elsewhere, in a push
@@ -80,24 +78,18 @@ class Router:
                 await self._open_lanes()
                 self._assign()
                 self.health.check_any()
-                self.check_going_on()
+                self.look()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), LOOK_S)
                 self._wake.clear()
                 await self._take_failures()
         finally:
-            if self.calls is not None:
-                self.calls.end()
+            self.calls.end()
             for lane in list(self._lanes):
                 await self._leave(lane)
 
-    def _goes_on(self) -> bool:
-        if self.calls is not None:
-            return not self.calls.closed
-        return bool(self._waiting) or any(lane.asked for lane in self._lanes)
-
     def _take_calls(self) -> None:
-        more = [] if self.calls is None else self.calls.take()
+        more = self.calls.take()
         self._waiting.extend(more)
         self._known += len(more)
 
