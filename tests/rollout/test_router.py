@@ -217,3 +217,14 @@ def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_ser
 
     with pytest.raises(RunFailed, match="broken on purpose"):
         played(servers, "abc", story, refuse)
+
+
+def test_an_answer_that_is_no_good_is_asked_for_under_another_name() -> None:
+    answers: list[RolloutOutput] = []
+    calls = OpenCalls(answers.append, requests=[request("a~b")])
+    assert [one.request_id for one in calls.take()] == ["a~b"]
+    assert calls.again("a~b") == 1 and calls.again("a~b~1") == 2 and len(calls) == 1
+    calls.begin(lambda: None)  # somebody else asks from here on
+    assert [one.request_id for one in calls.take()] == ["a~b~2"] and not calls.closed
+    calls.answered(RolloutOutput(request_id="a~b~2", completions=()))
+    assert [one.request_id for one in answers] == ["a~b"] and calls.closed

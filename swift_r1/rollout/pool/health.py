@@ -343,7 +343,7 @@ class Health:
             if self._in(ServerState.READY) == [server]:
                 self._none_since = time.monotonic()
             server.stay.over = True
-            server.stay = Stay(server.session)
+            server.stay = Stay(server.session, over=state is ServerState.LEFT)
         server.state = state
         self._changed.notify_all()
 
