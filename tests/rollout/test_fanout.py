@@ -151,7 +151,7 @@ def test_all_get_what_a_direct_push_brings(serve: Any, pool: Any, caplog: pytest
     run.publish(weights(2))
     run.close()
     direct = pool(servers, 0)
-    direct.push(weights(2))
+    direct.publish(weights(2))
     assert direct.take_metrics()["rollout/bytes"] == pytest.approx(7 * SIZE, rel=0.01)
     for one in servers:
         assert one.loaded == [line(1, 1), line(2, 2), line(3, 2)]
@@ -175,7 +175,7 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
                 servers[0].kill()
             yield bucket
 
-    pushing = threading.Thread(target=run.push, args=(dying(),))
+    pushing = threading.Thread(target=run.publish, args=(dying(),))
     pushing.start()
     if phase == "commit":
         until(lambda: len(servers[1].loaded) == len(servers[2].loaded) == 2)
@@ -287,7 +287,7 @@ def test_a_slow_server_holds_up_only_those_below_it(serve: Any, pool: Any) -> No
     servers = serve(6)  # 2 and 3 are below 0, 4 and 5 below 1
     held = servers[2].mark("hold-buckets")
     run = pool(servers, 2)
-    pushing = threading.Thread(target=run.push, args=(weights(1),))
+    pushing = threading.Thread(target=run.publish, args=(weights(1),))
     pushing.start()
     quick = [one for one in servers if one is not servers[2]]
     until(lambda: all(one.loaded == [line(1, 1)] for one in quick))
