@@ -394,7 +394,8 @@ def _requests_at_once(servers: int) -> int:
     """Returns for how many requests there are files: one that waits for its answer has a connection of its own. Raises
     this process's limit, usually 1,024, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < (raised := min(hard, _MOST_FILES)):
+    raised = min(hard, _MOST_FILES)
+    if soft < raised:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = raised
     return soft - _FILES - _FILES_EACH * servers

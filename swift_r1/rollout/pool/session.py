@@ -58,7 +58,8 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
     for url, info in others:
         for name in _ALIKE:
             one = getattr(first, name)
-            if one == (other := getattr(info, name)):
+            other = getattr(info, name)
+            if one == other:
                 continue
             if name == "tokenizer_hash":
                 return f"the rollout servers at {first_url} and {url} have different tokenizers: start them alike"
@@ -121,13 +122,16 @@ class ServerSession:
         first: ServerInfo | None = None,
         newcomer: bool = False,
     ) -> None:
-        self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
+        self.writer = writer
+        self.client = writer.client
+        self.url = writer.client.base_url
         self._expected = expected
         self._timeout_s = timeout_s
         self._transport = transport
         self._name = f"the rollout server at {self.url}"
         self.first = first or self.client.wait_until_ready(timeout_s, or_asleep=True)
-        if not newcomer and (fault := expected.fault(self.first)) is not None:
+        fault = None if newcomer else expected.fault(self.first)
+        if fault is not None:
             raise UsageError(fault)
         if not newcomer and expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
             logger.warning(
@@ -196,7 +200,8 @@ class ServerSession:
     def take_pace(self) -> float:
         """Seconds a token since the last call, of requests that it has at the same time; 0 without an answer."""
         with self._lock:
-            (seconds, tokens), self._answered = self._answered, (0.0, 0)
+            seconds, tokens = self._answered
+            self._answered = (0.0, 0)
         return seconds / tokens if tokens else 0.0
 
     def take_refused(self) -> int:
