@@ -54,7 +54,7 @@ def main() -> None:
 
     from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
     from swift_r1.serving.engines.base import PromptTokenizer
-    from swift_r1.serving.tool_calls import ToolCalls
+    from swift_r1.serving.openai_messages import ToolCalls
     from swift_r1.wire.protocol import Completion, RolloutRequest
     from swift_r1.wire.sessions import SessionLimits, SessionRequest, SessionSampling
 

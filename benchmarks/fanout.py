@@ -71,7 +71,7 @@ def train(addresses: list[str], bucket: int, fanouts: list[int], repeats: int) -
         pool, seconds = ServerPool(sessions, WAIT_S, "http", compare=False, fanout=fanout), []
         for _ in range(repeats):
             began = time.monotonic()
-            pool.push(buckets())
+            pool.publish(buckets())
             seconds.append(time.monotonic() - began)
             sent = pool.take_metrics()["rollout/bytes"]
         print(json.dumps({"fanout": fanout, "seconds": statistics.median(seconds[1:]), "sent": sent}), flush=True)

@@ -185,6 +185,7 @@ def measured(
 ) -> dict[str, float]:
     import torch
 
+    from swift_r1.rollout.calls import OpenCalls
     from swift_r1.rollout.pool.pool import ServerPool
     from swift_r1.rollout.pool.session import Expected, ServerSession
     from swift_r1.sync.writer import WeightWriter
@@ -225,14 +226,14 @@ def measured(
             )
             for one in range(count)
         ]
-        pool.ask(requests, pool.served.current, answers.append, look)
+        pool.ask(OpenCalls(answers.append, look, requests), pool.served.current)
         assert len(answers) == count
 
     found: list[dict[str, float]] = []
     for number in range(args["repeats"]):
         gc.collect()
         begun, began, (before, _, _) = time.process_time(), time.monotonic(), counted()
-        pool.push(buckets())
+        pool.publish(buckets())
         row = {"push_cpu": time.process_time() - begun, "push_s": time.monotonic() - began}
         after, _, asked = counted()
         row |= {"push_messages": after - before, "sent": pool.take_metrics()["rollout/bytes"] / 1e6}

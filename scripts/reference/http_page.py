@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from http_examples import ANSWERS, BODIES, TOKEN
 from messages import BY_NAME, message, typed
 from text import MADE, table
 
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.serving.described import BODIES, TOKEN, WHY
+from swift_r1.serving.answers import WHY
 from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
 from swift_r1.wire import protocol
@@ -134,9 +135,8 @@ def _route(method: str, path: str, operation: Mapping[str, Any], used: set[str])
     parts = [f"### {method.upper()} {path}", "", about, "", *facts, ""]
     if method in ("get", "delete") or (path in BODIES and path not in _NO_EXAMPLE):
         parts += ["```bash", _example(method, path), "```", ""]
-    for content in answers["200"].get("content", {}).values():
-        if "example" in content and not path.startswith("/v1/sessions"):
-            parts += ["```json", json.dumps(content["example"], indent=2), "```", ""]
+    if path in ANSWERS:
+        parts += ["```json", json.dumps(ANSWERS[path], indent=2), "```", ""]
     return parts
 
 

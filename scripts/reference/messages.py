@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import BaseModel
 from text import link, table
 
-from swift_r1.serving import described, openai_messages
+from swift_r1.serving import answers, openai_messages
 from swift_r1.wire import protocol, sessions
 
 BY_NAME: dict[str, type[BaseModel]] = {
     name: one
-    for module in (protocol, sessions, openai_messages, described)
+    for module in (protocol, sessions, openai_messages, answers)
     for name, one in vars(module).items()
     if inspect.isclass(one) and issubclass(one, BaseModel)
 }

@@ -40,7 +40,7 @@ returned is no result."""
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """What goes through the model as one row of a batch: a prompt, and `T` tokens behind it."""
+    """One row of a batch: a prompt, and `T` tokens behind it."""
 
     prompt_token_ids: Sequence[int]
     completion: Completion  # all `T`; those that the policy did not write have log-probs of 0
@@ -70,7 +70,7 @@ class Conversation:
 
     @property
     def turn_rewards(self) -> Sequence[float]:
-        """What an agent returned for each of its turns, if it did."""
+        """Returns the rewards that an agent gave its turns, if it did."""
         return (self.infos or {}).get("turn_rewards") or ()
 
     @property
@@ -80,7 +80,7 @@ class Conversation:
 
 
 class TrainedPolicy(Protocol):
-    """What sampling needs of a training backend (see there)."""
+    """The part of a training backend that sampling needs (see there)."""
 
     @property
     def model(self) -> PreTrainedModel: ...
@@ -107,13 +107,13 @@ class Rollouts(Generator, Protocol):
     """
 
     def publish_weights(self) -> None:
-        """From here on completions come from the trainer's current weights."""
+        """Has completions come from the trainer's current weights from here on."""
 
     def resume(self, weight_version: int) -> None:
         """The run goes on after `weight_version` was published."""
 
     def take_metrics(self) -> dict[str, float]:
-        """What to log since the last call."""
+        """Returns what there is to log since the last call."""
         ...
 
 
@@ -150,7 +150,7 @@ class EmbeddedRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
+        """Answers each request; the completions of the other ranks are given to `on_output` at the end."""
         rank = self.ranks.rank
         world_size = self.ranks.world_size
         asked = None if requests is None else [_encoded(RolloutBatch(requests=tuple(requests)))]

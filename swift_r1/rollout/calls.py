@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCall:
+    """A request under the name that it is asked under now, and its own one."""
+
+    asked: RolloutRequest
+    name: str
+    times: int = 0  # that it was asked again
 
 
 class OpenCalls:
@@ -15,25 +25,41 @@ class OpenCalls:
     Args:
         on_answer: called with each answer, in the thread that asks.
         look: called there again and again.
+        requests: all that will come; then it is closed with the last answer.
     """
 
-    def __init__(self, on_answer: Callable[[RolloutOutput], None], look: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        on_answer: Callable[[RolloutOutput], None],
+        look: Callable[[], None] = lambda: None,
+        requests: Sequence[RolloutRequest] | None = None,
+    ) -> None:
         self._on_answer = on_answer
         self.look = look
         self._lock = threading.Lock()
-        self._open: dict[str, RolloutRequest] = {}  # by the name that it is asked under
+        self._open: dict[str, _OpenCall] = {}  # by the name that it is asked under
         self._new: deque[RolloutRequest] = deque()
         self._wake: Callable[[], object] | None = None
-        self._closed = False
+        self._all_are_known = requests is not None
+        self._closed = requests is not None and not requests
+        for request in requests or ():
+            self.put(request)
+
+    def __len__(self) -> int:
+        """Those without an answer."""
+        return len(self._open)
 
     @property
     def closed(self) -> bool:
         return self._closed
 
     def put(self, request: RolloutRequest) -> None:
+        self._add(_OpenCall(request, request.request_id))
+
+    def _add(self, call: _OpenCall) -> None:
         with self._lock:
-            self._open[request.request_id] = request
-            self._new.append(request)
+            self._open[call.asked.request_id] = call
+            self._new.append(call.asked)
             self._notify()
 
     def close(self) -> None:
@@ -44,7 +70,7 @@ class OpenCalls:
     def begin(self, wake: Callable[[], object]) -> None:
         """Somebody begins to answer: all that is open is to be taken (again); `wake` is called when more has come."""
         with self._lock:
-            self._new = deque(self._open.values())
+            self._new = deque(call.asked for call in self._open.values())
             self._wake = wake
 
     def end(self) -> None:
@@ -53,7 +79,7 @@ class OpenCalls:
             self._wake = None
 
     def take(self) -> list[RolloutRequest]:
-        """What has come since."""
+        """Returns the requests that have come since."""
         with self._lock:
             taken = list(self._new)
             self._new.clear()
@@ -61,20 +87,21 @@ class OpenCalls:
 
     def answered(self, output: RolloutOutput) -> None:
         with self._lock:
-            request = self._open.pop(output.request_id)
-        self._on_answer(output.model_copy(update={"request_id": _plain(request.request_id)}))
+            call = self._open.pop(output.request_id)
+        self._on_answer(output.model_copy(update={"request_id": call.name}))
+        if self._all_are_known and not self._open:
+            self.close()
 
-    def again(self, name: str, times: int) -> None:
-        """The answer to `name` is no good. Asked again under the same name, a server would give it again, from its
-        cache."""
+    def again(self, name: str) -> int:
+        """Has a request asked again whose answer was no good, under another name: under the same one a server would
+        give that answer again, from its cache. Returns how often this was so."""
         with self._lock:
-            request = self._open.pop(name)
-        self.put(request.model_copy(update={"request_id": f"{_plain(name)}~{times}"}))
+            call = self._open.pop(name)
+        times = call.times + 1
+        again = call.asked.model_copy(update={"request_id": f"{call.name}~{times}"})
+        self._add(_OpenCall(again, call.name, times))
+        return times
 
     def _notify(self) -> None:
         if self._wake is not None:
             self._wake()
-
-
-def _plain(name: str) -> str:
-    return name.partition("~")[0]

@@ -1,4 +1,4 @@
-"""What answers prompts for the loop: in one turn, or in several that a scheduler leads."""
+"""Answers prompts for the loop: in one turn, or in several that a scheduler leads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -26,13 +25,14 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire import protocol as wire
 
 T = TypeVar("T")
+_CLOSE_S = 1.0
 
 Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the requests for their completions
 OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
 
 
 class ConversationDriver(Protocol):
-    """What the loop and the evaluation ask for conversations."""
+    """Answers the loop's and the evaluation's prompts with conversations."""
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         """Gives all conversations of each prompt to `on_group` as soon as they have ended. Collective; the other ranks
@@ -112,7 +112,7 @@ class MultiTurn:
 
 
 class Stage:
-    """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
+    """Runs the scheduler `name` in an event loop of a thread, so that one that hangs is noticed, after `timeout`
     seconds between two turns of the model, or since it last `worked` on what has a deadline of its own. With
     `last_message_only` the last message is trained."""
 
@@ -134,10 +134,12 @@ class Stage:
         self._tasks: dict[OpenConversation, asyncio.Task[Conversation]] = {}
         self._groups: list[list[OpenConversation]] = []  # not yet taken
         self._ended = 0
-        self._changed = asyncio.Event()  # a conversation has begun to wait, or has ended
-        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._changed.set))
+        self._busy: set[OpenConversation] = set()  # neither waiting for a turn nor over
+        self._idle = asyncio.Event()  # none is busy
+        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._waits))
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True)
+        self._thread.start()
 
     def begin(self, asked: Asked) -> None:
         """Starts the conversations of all requests."""
@@ -168,22 +170,52 @@ class Stage:
 
     def take_ended(self) -> list[list[Conversation]]:
         """The groups of conversations that have ended since the last call."""
-        ended = [group for group in self._groups if all(self._tasks[play].done() for play in group)]
-        self._groups = [group for group in self._groups if group not in ended]
-        return [[self._tasks[play].result() for play in group] for group in ended]
+        groups = self._groups
+        self._groups = []
+        ended = []
+        for group in groups:
+            tasks = [self._tasks[play] for play in group]
+            if all(task.done() for task in tasks):
+                ended.append([task.result() for task in tasks])
+            else:
+                self._groups.append(group)
+        return ended
 
     def close(self) -> None:
         """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(1.0)
+        if self._loop.is_closed():
+            return
+        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        wait([ended], _CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if ended.done() and not self._thread.is_alive():
+            self._loop.close()
 
     # In the loop's thread
 
     async def _start(self, plays: Sequence[OpenConversation]) -> None:
+        self._busy = set(plays)
+        self._idle.clear()
         self._tasks = {play: asyncio.create_task(self._play(play)) for play in plays}
-        for task in self._tasks.values():
-            task.add_done_callback(lambda _task: self._changed.set())
+        for play, task in self._tasks.items():
+            task.add_done_callback(partial(self._rests, play))
+
+    def _waits(self, play: OpenConversation) -> None:
+        """Notes that a conversation waits for a turn, until that is answered."""
+        assert play.answer is not None
+        play.answer.add_done_callback(partial(self._goes_on, play))
+        self._rests(play)
+
+    def _rests(self, play: OpenConversation, _task: asyncio.Task[Conversation] | None = None) -> None:
+        self._busy.discard(play)
+        if not self._busy:
+            self._idle.set()
+
+    def _goes_on(self, play: OpenConversation, _answer: asyncio.Future[wire.Completion]) -> None:
+        if not self._tasks[play].done():
+            self._busy.add(play)
+            self._idle.clear()
 
     async def _end(self) -> None:
         for task in self._tasks.values():
@@ -191,12 +223,8 @@ class Stage:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _settle(self) -> None:
-        while any(play.answer is None or play.answer.done() for play in self._running()):
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _running(self) -> list[OpenConversation]:
-        return [play for play, task in self._tasks.items() if not task.done()]
+        while self._busy:
+            await self._idle.wait()
 
     async def _play(self, play: OpenConversation) -> Conversation:
         playing.set(play)
@@ -223,7 +251,7 @@ class Stage:
                 wait([future], left)
             result = future.result(0)
         except TimeoutError as error:
-            slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
+            slow = [play.request.request_id for play in self._tasks if play in self._busy]
             raise RunFailed(
                 f"--multi_turn_scheduler {self._name}: the next turn waits for {len(slow)} trajectories (the first is "
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -240,34 +239,25 @@ class PrefetchRollouts:
             answers[output.request_id] = output
             on_done(len(output.completions))
             on_output(output)
-            if len(answers) == len(requests):
-                calls.close()
 
-        calls = OpenCalls(answered)
-        for request in requests:
-            calls.put(request)
-        if requests:
-            self.answer(calls)
+        self.answer(OpenCalls(answered, requests=requests))
         return [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
         """Every call is answered once, as it comes, by weights that are not too old, until they are closed. Raises as
         `ServerPool.ask`, and RunFailed where a server keeps answering with weights that are."""
         assert calls is not None
-        stale: Counter[str] = Counter()
 
         def answered(output: RolloutOutput) -> None:
-            name = output.request_id.partition("~")[0]
             rounds = oldest_rounds(output.completions, self.pool.served)
             if rounds < self.oldest:
-                self.pool.stale += 1
-                stale[name] += 1
-                if stale[name] > _MAX_STALE_ANSWERS:
+                self.pool.count_stale()
+                times = calls.again(output.request_id)
+                if times > _MAX_STALE_ANSWERS:
                     raise RunFailed(
-                        f"the rollout server answered {stale[name]} times with weights of {rounds} rounds where "
+                        f"the rollout server answered {times} times with weights of {rounds} rounds where "
                         f"--max_staleness wants at least {self.oldest}: it does not use what it was sent"
                     )
-                calls.again(output.request_id, stale[name])
             else:
                 calls.answered(output)
 
@@ -277,7 +267,7 @@ class PrefetchRollouts:
 
         while not calls.closed:
             try:
-                self.pool.ask((), self.pool.served, answered, look, calls)
+                self.pool.ask(calls, self.pool.served, answered, look)
             except GatherAgain:
                 self.prefetcher.await_restored()
 
@@ -295,7 +285,7 @@ class PrefetchedRounds:
             self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns, spans)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
-        """As of `RoundSampler`, while the server goes on generating; then further rounds may begin."""
+        """Publishes the weights while the server goes on generating; then further rounds may begin."""
         trained = begun - in_the_middle
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
@@ -303,7 +293,8 @@ class PrefetchedRounds:
             self.prefetcher.allow(begun, trained)
 
     def sample(self, number: int, step: int) -> ScoredRound | None:
-        """As `RoundSampler.sample`; raises RunFailed for a completion that is older than `--max_staleness` allows."""
+        """Waits for a round and returns it; raises RunFailed for a completion that is older than `--max_staleness`
+        allows."""
         sampler = self.sampler
         prefetcher = self.prefetcher
         sampler.progress("generation")
@@ -331,7 +322,7 @@ class PrefetchedRounds:
 
     @property
     def position(self) -> tuple[int, str]:
-        """As of `RoundSampler`; what later rounds have taken does not count, since a resumed run takes it again."""
+        """The place in the prompts; what later rounds have taken does not count, since a resumed run takes it again."""
         assert self.prefetcher is not None
         return self.prefetcher.position
 

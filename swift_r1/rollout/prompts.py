@@ -33,7 +33,7 @@ class _Encoded:
 
 
 class Prompts:
-    """What the trainer takes its prompts from; processes prepare them, and where one dies, this process from there on.
+    """Gives the trainer its prompts; processes prepare them, and where one dies, this process from there on.
 
     Args:
         load: makes a loader with so many processes, which goes on after the prompts taken.
@@ -177,7 +177,7 @@ class _EncodedStream(IterableDataset[_Encoded]):
 
 
 def _by(workers: int, ahead: int) -> dict[str, Any]:
-    """What a loader is made with, for so many processes that each prepare so many rounds ahead."""
+    """Returns what a loader is made with, for so many processes that each prepare so many rounds ahead."""
     return {
         "num_workers": workers,
         "prefetch_factor": ahead if workers else None,

@@ -89,7 +89,6 @@ class ServerRollouts:
     ) -> list[RolloutOutput] | None:
         """Every request is answered once, whatever happens to the servers meanwhile; those that are `unwanted` with
         nothing."""
-        asked = list(requests or ())
         answers: dict[str, RolloutOutput] = {}
 
         def answered(output: RolloutOutput) -> None:
@@ -101,25 +100,26 @@ class ServerRollouts:
             if self.unwanted():
                 raise _Unwanted
 
+        calls = OpenCalls(answered, look, requests or ())
+
         def ask(pool: ServerPool) -> None:
-            missing = [request for request in asked if request.request_id not in answers]
             try:
-                pool.ask(missing, pool.served.current, answered, look)
+                pool.ask(calls, pool.served.current)
             except _Unwanted:
                 nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=pool.version)
-                for request in missing:
+                for request in requests or ():
                     if request.request_id not in answers:
                         answered(RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n))
 
         self.attend(ask)
-        return None if requests is None else [answers[request.request_id] for request in asked]
+        return None if requests is None else [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
         """Every call is answered once, as it comes, until they are closed. Collective; the other ranks pass None."""
 
         def ask(pool: ServerPool) -> None:
             assert calls is not None
-            pool.ask((), pool.served.current, calls.answered, calls.look, calls)
+            pool.ask(calls, pool.served.current)
 
         self.attend(ask)
 
@@ -127,7 +127,7 @@ class ServerRollouts:
         """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`
         waits for has a deadline."""
         while not self._attempt(work):
-            self._push()
+            self._gather()
 
     def resume(self, weight_version: int) -> None:
         """The policy is not what the servers have loaded. They count their versions, over all runs."""
@@ -138,7 +138,7 @@ class ServerRollouts:
         checks_first = bool(self._check_steps) or self._adapter is not None
         if checks_first and not self._updates and self._as_loaded:
             self._measure_rounding()
-        self._push()
+        self._gather()
         if self.pool is not None:
             self.pool.published()
         returned = None if self.pool is None else [torch.tensor([int(self.pool.health.take_returned())])]
@@ -161,12 +161,12 @@ class ServerRollouts:
         self._metrics = {}
         return taken if self.pool is None else taken | self.pool.take_metrics()
 
-    def _push(self) -> None:
+    def _gather(self) -> None:
         """Gathers the weights for the servers, again where one has lost them meanwhile."""
-        while not self._attempt_push():
+        while not self._gather_once():
             pass
 
-    def _attempt_push(self) -> bool:
+    def _gather_once(self) -> bool:
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
         on_host = self.pool is None or not self.pool.from_device(self._adapter is not None)
@@ -179,7 +179,7 @@ class ServerRollouts:
 
         def send(pool: ServerPool) -> None:
             try:
-                pool.push(buckets(), self._adapter)
+                pool.publish(buckets(), self._adapter)
             finally:
                 # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
                 for _bucket in gathered:
@@ -247,7 +247,7 @@ class ServerRollouts:
                 "%s after weight version %d (rounding explains %g): pushing all weights once more",
                 *(what, self.weight_version, allowed),
             )
-        self._push()
+        self._gather()
         again, allowed = self._difference()
         if again > allowed:
             base = ", or its base weights (its --model) are not those of --model" if self._adapter else ""
@@ -304,8 +304,9 @@ def mean_difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[flo
 
 
 def explained_difference(*dtypes: str) -> float:
-    """What rounding explains of it, for the dtypes of trainer and engine (`float32`, `bfloat16`, `float16`, `fp8_...`).
-    Of fp8 that is a guess, not measured yet: large enough that only another model is found out."""
+    """Returns the difference that rounding explains, for the dtypes of trainer and engine (`float32`, `bfloat16`,
+    `float16`, `fp8_...`). Of fp8 that is a guess, not measured yet: large enough that only another model is found
+    out."""
     if any(dtype.startswith("fp8") for dtype in dtypes):
         return TOLERANCE_FP8
     return TOLERANCE if set(dtypes) == {"float32"} else TOLERANCE_16_BIT

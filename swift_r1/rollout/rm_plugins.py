@@ -40,7 +40,8 @@ class RewardTemplate:
         self._given = {} if template is None else {"chat_template": prompt_template(template)}
 
     def token_ids(self, inputs: Any, add_generation_prompt: bool = False) -> tuple[int, ...]:
-        """Of a conversation: `{"messages": ...}` or an `InferRequest`. Raises UsageError as `rendered`."""
+        """Returns the tokens of a conversation: `{"messages": ...}` or an `InferRequest`. Raises UsageError as
+        `rendered`."""
         messages = inputs["messages"] if isinstance(inputs, Mapping) else inputs.messages
         return token_ids(self.tokenizer, rendered(self.tokenizer, messages, add_generation_prompt, **self._given))
 

@@ -1,13 +1,17 @@
-"""From conversations to rewards: what the reward functions see, and what the loop and the logs get back."""
+"""Gives conversations their rewards: what the reward functions see, and what the loop and the logs get back."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain, groupby
 from typing import Any
+
+import numpy as np
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.prompts import Prompt
@@ -17,9 +21,10 @@ from swift_r1.record.recorded import FIELDS
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.rollout.base import FAILURES, Conversation
-from swift_r1.rollout.texts import text_metrics
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
+N = 8  # tokens of an n-gram
+_POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(N, dtype=np.uint64)  # odd, so none is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ class Scoring:
 
 
 def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
-    """What a function said of episodes that failed is no reward, and no fault of its own."""
+    """Leaves out what a function said of episodes that failed: it is no reward, and no fault of its own."""
     values = tuple(None if place in failed else value for place, value in enumerate(column.values))
     return replace(column, values=values, invalid=tuple(bad for bad in column.invalid if bad.index not in failed))
 
@@ -173,7 +178,7 @@ def _without_turns(column: RewardColumn) -> list[float | None]:
 
 
 def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
-    """What became of each group of a round, those included that others have replaced; `advantages` are of
+    """Returns what became of each group of a round, also of those that others have replaced; `advantages` are of
     `scored.trained`, `step` is the first optimizer step on them."""
     total = math.fsum(map(abs, advantages)) or 1.0
     shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
@@ -244,16 +249,16 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
 
 
 def made_calls(conversation: Conversation) -> list[dict[str, Any]] | None:
-    """Those of `tool_scheduler`; another scheduler may note anything under that name."""
+    """Returns the calls of `tool_scheduler`; another scheduler may note anything under that name."""
     calls = (conversation.infos or {}).get("tool_calls")
     own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
     return calls if own else None
 
 
 def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
-    """Of the calls that the model made: under `tools/<name>/` calls, and those that gave an error, ran out of time or
-    were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls` turns
-    with a call that could not be read."""
+    """Returns metrics of the model's calls: under `tools/<name>/` calls, and those that gave an error, ran out of time
+    or were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls`
+    turns with a call that could not be read."""
     found = [calls for one in conversations if (calls := made_calls(one)) is not None]
     if not found:
         return {}
@@ -304,7 +309,7 @@ def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
-    """What to log of a round, over all that was generated."""
+    """Returns what to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     metrics |= text_metrics([item.conversation for item in everything])
@@ -356,3 +361,48 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
     columns = conversation.prompt.columns.items()
     return row | {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+
+
+def text_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+    """`completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all of them
+    together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of scripts
+    that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
+    ngrams = repeats = letters = foreign = 0
+    prompts = {one.request_id: one.prompt for one in conversations}
+    scripts = {request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()}
+    for one in conversations:
+        for completion in one.completions:
+            found, again = repeated_ngrams(completion.token_ids)
+            ngrams = ngrams + found
+            repeats = repeats + again
+        for script, count in letter_counts(one.text).items():
+            letters += count
+            foreign += count * (script not in scripts[one.request_id])
+    different = len({prompt.token_ids for prompt in prompts.values()})
+    metrics = {"prompts/repeated": 1 - different / len(prompts)}
+    metrics |= {"completions/repetition": repeats / ngrams} if ngrams else {}
+    return metrics | ({"completions/foreign_letters": foreign / letters} if letters else {})
+
+
+def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
+    """How many n-grams a completion has, and how many of them came before in it; told apart by a 64-bit hash."""
+    count = len(token_ids) - N + 1
+    if count < 2:
+        return max(count, 0), 0
+    ids = np.array(token_ids, dtype=np.uint64) + np.uint64(1)
+    hashes = sum(ids[place : place + count] * power for place, power in enumerate(_POWERS))
+    return count, count - len(np.unique(hashes))
+
+
+def letter_counts(text: str) -> Counter[str]:
+    """Letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
+    counts: Counter[str] = Counter()
+    for letter, count in Counter(text).items():
+        if letter.isalpha():
+            counts[_script(letter)] += count
+    return counts
+
+
+@cache
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "").partition(" ")[0]

@@ -11,7 +11,7 @@ from swift_r1.wire.protocol import Completion
 
 
 class ServedVersions:
-    """For each weight version that this run has pushed, the rounds of training behind it. Thread-safe.
+    """Keeps the rounds of training behind each weight version that this run has pushed. Thread-safe.
 
     Attributes:
         rounds: of the weights that are pushed next; a round that is not over does not count.
@@ -25,7 +25,7 @@ class ServedVersions:
         self._rounds_of: dict[int, int] = {}
 
     def pushing(self, version: int, again: bool = False) -> None:
-        """To be called before a server can answer with `version`; `again`: of the weights that were pushed last."""
+        """Notes a `version` before a server can answer with it; `again`: of the weights that were pushed last."""
         if again:
             self._rounds_of[version] = self._rounds_of[min(self.current)]
             self.current.add(version)
@@ -58,7 +58,7 @@ def staleness_metrics(completions: Sequence[Completion], trained: int, served: S
 
 
 def versions_of_tokens(completion: Completion) -> list[int]:
-    """Of the weights, one per token."""
+    """Returns the version of the weights that wrote each token."""
     return spread(stretches(completion), len(completion.token_ids))
 
 

@@ -12,7 +12,7 @@ from swift_r1.data.prompts import PromptEncoder
 
 
 class TurnFault(ValueError):
-    """What a scheduler asked for cannot be carried in tokens."""
+    """A scheduler asked for something that tokens cannot carry."""
 
 
 class Transcript:

@@ -1,4 +1,4 @@
-"""What a scheduler of several turns gets as `infer_engine`: it keeps each conversation's tokens and waits for turns."""
+"""The `infer_engine` of a scheduler of several turns: it keeps each conversation's tokens and waits for turns."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 class TurnEngine:
     """The model's next turn, in the tokens of the conversation that asks. Tokens in `ends` end a turn; `on_ask` is
-    called when a conversation begins to wait."""
+    called with a conversation that begins to wait."""
 
     def __init__(
-        self, encoder: PromptEncoder, ends: tuple[int, ...], limits: Limits, on_ask: Callable[[], None]
+        self, encoder: PromptEncoder, ends: tuple[int, ...], limits: Limits, on_ask: Callable[[OpenConversation], None]
     ) -> None:
         self._encoder = encoder
         self._ends = ends
@@ -125,7 +125,7 @@ class TurnEngine:
             sampling=sampling,
         )
         play.answer = asyncio.get_running_loop().create_future()
-        self._on_ask()
+        self._on_ask(play)
         completion = await play.answer
         play.answer = play.asked = None
         text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)

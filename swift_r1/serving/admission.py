@@ -53,7 +53,7 @@ class Admission:
 
     @property
     def why_closed(self) -> str | None:
-        """What new work waits for or is refused for, or None."""
+        """The reason for which new work waits or is refused, or None."""
         if self._refused is not None:
             return self._refused
         version = self._machine.pending_version

@@ -15,15 +15,12 @@ from starlette.responses import Response
 
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.serving import openai_messages as messages
-from swift_r1.serving.answers import BodyRoute, unless_gone
-from swift_r1.serving.described import refusals
-from swift_r1.serving.engines.base import PromptTokenizer
-from swift_r1.serving.openai_messages import ChatRequest, CompletionRequest
-from swift_r1.serving.openai_shown import AnswerShape, ChatShown, TextShown
+from swift_r1.serving.answers import BodyRoute, refusals, unless_gone
+from swift_r1.serving.engines.base import Piece, PromptTokenizer
+from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
 from swift_r1.serving.sessions.calls import Asked
 from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
-from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 
@@ -145,6 +142,62 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         raise HTTPError(404, "the Responses API is not served here: let the client use chat completions")
 
     app.include_router(routes)
+
+
+class AnswerShape(Protocol):
+    """Shows the completions of one request. `kind` begins the ids, `whole` and `chunk` are OpenAI's names of the
+    objects."""
+
+    kind: str
+    whole: str
+    chunk: str
+
+    def choice(self, number: int, one: Piece) -> dict[str, Any]:
+        """A whole completion."""
+
+    def delta(self, number: int, piece: Piece, first: bool, offset: int) -> dict[str, Any]:
+        """The next piece of a completion, of whose text `offset` characters were shown."""
+
+
+class ChatShown:
+    """With a `parser` calls of tools are looked for."""
+
+    kind = "chatcmpl"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def __init__(self, body: ChatRequest, prompt: Sequence[int], parser: ToolCallParser | None) -> None:
+        self._logprobs = body.logprobs
+        self._calls: CallReader | None = None
+        if parser is not None:
+            self._calls = CallReader(parser, body.template_tools, prompt, body.parallel_tool_calls is not False)
+
+    def choice(self, number: int, one: Piece) -> dict[str, Any]:
+        return messages.chat_choice(number, one, self._logprobs, self._calls.whole(one) if self._calls else None)
+
+    def message(self, one: Piece) -> dict[str, Any]:
+        """The completion as a message of the conversation."""
+        shown = self.choice(0, one)["message"]
+        return {name: value for name, value in shown.items() if name in ("role", "content") or value}
+
+    def delta(self, number: int, piece: Piece, first: bool, offset: int) -> dict[str, Any]:
+        parsed = self._calls.piece(number, piece) if self._calls else None
+        return messages.chat_delta(number, piece, first, self._logprobs, parsed)
+
+
+class TextShown:
+    kind = "cmpl"
+    whole = "text_completion"
+    chunk = "text_completion"
+
+    def __init__(self, body: CompletionRequest) -> None:
+        self._logprobs = body.logprobs is not None
+
+    def choice(self, number: int, one: Piece) -> dict[str, Any]:
+        return messages.completion_choice(number, one, self._logprobs)
+
+    def delta(self, number: int, piece: Piece, first: bool, offset: int) -> dict[str, Any]:
+        return messages.completion_choice(number, piece, self._logprobs, offset)
 
 
 async def _chat(

@@ -64,8 +64,9 @@ async def collected(pieces: Pieces) -> list[Piece]:
 
 
 class EnginePieces:
-    """Of some requests to an engine; with `top_logprobs` (0 or more) each token's log-prob, and the likeliest ones.
-    They wait in memory: no slow reader holds up the engine. The text has special tokens where these are asked for."""
+    """The pieces of some requests to an engine; with `top_logprobs` (0 or more) each token's log-prob, and the
+    likeliest ones. They wait in memory: no slow reader holds up the engine. The text has special tokens where these are
+    asked for."""
 
     def __init__(
         self,

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from swift_r1.serving.answers import add_errors, error_answer, json_answer, unless_gone
-from swift_r1.serving.described import describe, refusals
+from swift_r1.serving.answers import (
+    WHY,
+    LimitSizes,
+    Refusal,
+    RefuseOtherSites,
+    RequireKey,
+    add_errors,
+    error_answer,
+    json_answer,
+    refusals,
+    unless_gone,
+)
 from swift_r1.serving.metrics import CountAnswers
-from swift_r1.serving.middleware import LimitSizes, RefuseOtherSites, RequireKey
 from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.service import Lifecycle
-from swift_r1.serving.session_routes import add_sessions
+from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
+from swift_r1.wire import sessions
 
+_EVERYWHERE = (401, 431, 500)  # without its body; `/health` needs no key
 LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
 _LEASED = (409, "the lease is another trainer's, or the call does not fit the state of the update")
 
@@ -30,8 +41,8 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     _add_generation(app, lifecycle)
     _add_weights(app, lifecycle)
     add_openai(app, lifecycle.loaded, lifecycle.gateway)
-    add_sessions(app, lifecycle.gateway)
-    describe(app, api_key is not None)
+    _add_sessions(app, lifecycle.gateway)
+    _describe(app, api_key is not None)
     # The last one added is the first to see a request.
     app.add_middleware(LimitSizes)
     app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
@@ -169,3 +180,83 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     async def wake(lease: LeaseToken = None) -> Response:
         """The engine takes its memory again."""
         return json_answer(await updates().sleeping.wake(lease))
+
+
+def _add_sessions(app: FastAPI, gateway: Gateway) -> None:
+    gone = (404, 410)
+
+    @app.post(
+        "/v1/sessions",
+        response_model=sessions.Session,
+        responses=refusals((409, "the id was opened with another body"), 503),
+    )
+    async def open_session(request: Request, body: sessions.SessionRequest) -> Response:
+        """Opens a session. An address and a key for an agent, whose calls are recorded; the same id and body again give
+        the same session."""
+        state = gateway.store.open(body)
+        # As the caller has reached the server, so that an agent beside it does too.
+        address = f"{str(request.base_url).rstrip('/')}/v1/sessions/{state.name}/v1"
+        return json_answer(
+            sessions.Session(id=state.name, base_url=address, api_key=state.key, timeout=gateway.store.timeout)
+        )
+
+    @app.get("/v1/sessions/{session}", response_model=sessions.SessionRecord, responses=refusals(*gone))
+    async def record(session: str) -> Response:
+        """What was recorded so far. Calls, and the token sequences that they make."""
+        return json_answer(gateway.store.get(session).record())
+
+    @app.delete("/v1/sessions/{session}", responses=refusals(*gone))
+    async def delete(session: str) -> Response:
+        """Stops what runs in a session, and forgets it."""
+        gateway.delete(session)
+        return JSONResponse({})
+
+
+def _describe(app: FastAPI, needs_key: bool) -> None:
+    """Completes the document that the app makes of its routes."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = made()
+            _complete(document, needs_key)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(document: dict[str, Any], needs_key: bool) -> None:
+    shapes = document["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which is not what is answered
+        shapes.pop(unused, None)
+    shapes.setdefault("Refusal", Refusal.model_json_schema())
+    document["components"]["securitySchemes"] = {
+        "server": {"type": "http", "scheme": "bearer", "description": "the server's --api_key"},
+        "session": {"type": "http", "scheme": "bearer", "description": "the key of the session, for its address alone"},
+    }
+    for path, operations in document["paths"].items():
+        inside = path.startswith("/v1/sessions/{session}/v1")
+        openai = inside or path.startswith(("/v1/models", "/v1/chat", "/v1/completions"))
+        shape = {"$ref": f"#/components/schemas/{'OpenAIRefusal' if openai else 'Refusal'}"}
+        for operation in operations.values():
+            _summarize(operation)
+            answers = operation["responses"]
+            body = operation.get("requestBody")
+            answers.pop("422", None)
+            invalid = bool(body or operation.get("parameters")) and not openai
+            for status in (*_EVERYWHERE, *([400, 413] if body else []), *([422] if invalid else [])):
+                if status != 401 or path != "/health":
+                    content = {"application/json": {"schema": shape}}
+                    answers.setdefault(str(status), {"description": WHY[status], "content": content})
+            operation["responses"] = dict(sorted(answers.items()))
+            if needs_key and path != "/health":
+                operation["security"] = [{"server": []}, *([{"session": []}] if inside else [])]
+
+
+def _summarize(operation: dict[str, Any]) -> None:
+    """The first sentence of a route's docstring is its summary."""
+    summary, dot, more = " ".join(operation.pop("description", "").split()).partition(". ")
+    operation["summary"] = summary.rstrip(".") or operation["summary"]
+    if dot:
+        operation["description"] = more

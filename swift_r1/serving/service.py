@@ -1,15 +1,18 @@
-"""What the server does, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
+"""Does the server's work, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.data.prompt_templates import check_read, template_arguments, templates_of
@@ -20,15 +23,14 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import Shapes
 from swift_r1.serving.admission import all_results, check_request, check_tokens
 from swift_r1.serving.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
-from swift_r1.serving.idempotency import IdempotencyCache
 from swift_r1.serving.metrics import ServerMetrics
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.store import SessionStore
-from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.serving.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.protocol import HTTPError
+from swift_r1.wire.protocol import HTTPError, RolloutOutput, RolloutRequest
 
 Load = Callable[[], tuple[InferenceEngine, Shapes]]
 
@@ -37,6 +39,76 @@ logger = logging.getLogger("swift_r1.serving")
 _MAX_N = 1024
 _WATCH_EVERY_S = 0.25
 _DEAD_GRACE_S = 3.0  # in which /health tells clients what happened
+
+
+@dataclass(slots=True)
+class _Entry:
+    fingerprint: bytes
+    task: asyncio.Task[RolloutOutput]
+    waiters: int = 0
+    tokens: int = 0
+
+
+class IdempotencyCache:
+    """Gives a repeated request the answer of the first time, or lets it join that generation. Keeps the newest finished
+    requests: `max_requests` of them, and `max_tokens` tokens.
+
+    A generation is cancelled when everyone who waits for it has gone. Failures are not kept.
+    """
+
+    def __init__(self, max_requests: int = 4096, max_tokens: int = 1_000_000) -> None:
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def answer(
+        self, request: RolloutRequest, generate: Callable[[RolloutRequest], Awaitable[RolloutOutput]]
+    ) -> RolloutOutput:
+        """The output of `request`, generated at most once for its id. Raises HTTPError (409) where the id was used for
+        another request."""
+        fingerprint = hashlib.sha256(request.model_dump_json().encode()).digest()
+        entry = self._entries.get(request.request_id)
+        if entry is None:
+            entry = _Entry(fingerprint, asyncio.ensure_future(generate(request)))
+            self._entries[request.request_id] = entry
+            entry.task.add_done_callback(lambda task: self._finished(request.request_id, entry, task))
+        elif entry.fingerprint != fingerprint:
+            raise HTTPError(409, f"request_id {request.request_id!r} was used before for a different request")
+        entry.waiters += 1
+        try:
+            return await asyncio.shield(entry.task)
+        finally:
+            entry.waiters -= 1
+            if entry.waiters == 0 and not entry.task.done():
+                self._forget(request.request_id, entry)
+                entry.task.cancel()
+
+    def forget_finished(self) -> None:
+        """Forgets finished requests, so that a repeated one gets completions of new weights."""
+        for key, entry in list(self._entries.items()):
+            if entry.task.done():
+                self._forget(key, entry)
+
+    def _finished(self, request_id: str, entry: _Entry, task: asyncio.Task[RolloutOutput]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._forget(request_id, entry)
+            return
+        entry.tokens = sum(len(completion.token_ids) for completion in task.result().completions)
+        self._tokens += entry.tokens
+        while len(self._entries) > self._max_requests or self._tokens > self._max_tokens:
+            oldest = next((key for key, old in self._entries.items() if old.task.done()), None)
+            if oldest is None:
+                return
+            self._forget(oldest, self._entries[oldest])
+
+    def _forget(self, request_id: str, entry: _Entry) -> None:
+        if self._entries.get(request_id) is entry:
+            del self._entries[request_id]
+            self._tokens -= entry.tokens
 
 
 class RolloutService:
@@ -159,7 +231,7 @@ class RolloutService:
         return wire.ScoreResponse(logprobs=logprobs, weight_version=version, copies=tuple(others), **more)
 
     async def _scores(self, request: wire.ScoreRequest, lease: str | None) -> list[Sequence[Scored]]:
-        """Of every copy of the model, where each must use the weights that it was sent."""
+        """Asks every copy of the model for its scores, where each must use the weights that it was sent."""
 
         async def of_one(engine: InferenceEngine, sequence: Sequence[int]) -> Scored:
             if request.top:
@@ -186,7 +258,7 @@ class RolloutService:
 
 
 def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
-    """Of a generation that began with `version` and was over when `newest` was there, or on its way."""
+    """Makes a completion of a generation that began with `version` and ended when `newest` was there, or on its way."""
     versions = one.versions or ()
     if versions:
         version = versions[0][1]

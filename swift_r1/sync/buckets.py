@@ -117,7 +117,7 @@ def content_hash(digests: Iterable[str]) -> str:
 
 
 def most_bytes(expected: Shapes) -> int:
-    """Of all weights, in whichever dtype they come."""
+    """Returns the bytes of all weights, in whichever dtype they come."""
     return sum(map(prod, expected.values())) * max(FLOAT_BYTES.values())
 
 

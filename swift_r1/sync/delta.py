@@ -21,7 +21,7 @@ _WORD = np.dtype("<u2")
 
 
 class BadChange(Exception):
-    """What was sent is not a change, or not one to this file."""
+    """The bytes are no change, or not one to this file."""
 
 
 def changed_words(new: Words, old: Words) -> NDArray[np.int64]:

@@ -18,12 +18,12 @@ _ALIGNMENT = 256  # bytes; of each tensor's place
 
 
 def gpu_id(device: torch.device | int) -> str:
-    """Of a GPU, the same in every process of the host, and no other's."""
+    """Returns the id of a GPU, the same in every process of the host."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def own_gpu() -> str | None:
-    """Of this process's current GPU."""
+    """Returns the id of this process's current GPU."""
     return gpu_id(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
@@ -52,7 +52,8 @@ def _room(kind: tuple[torch.dtype, Sequence[int]]) -> int:
 
 
 def shared(block: Tensor) -> DeviceMemory:
-    """What another process opens it by, once all that was to write to it has; it must live on until that is done."""
+    """Returns what another process opens it by, once all that was to write to it has; it must live on until that is
+    done."""
     torch.cuda.current_stream(block.device).synchronize()
     storage: Any = block.untyped_storage()
     _, handle, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()

@@ -44,7 +44,7 @@ class SnapshotBucket:
 
     @classmethod
     def of(cls, parts: Sequence[memoryview]) -> SnapshotBucket:
-        """Of these parts, where they are."""
+        """Makes a bucket of these parts, where they are."""
         return cls(parts, sum(map(len, parts)), parts_digest(parts))
 
     def parts(self) -> Sequence[memoryview]:
@@ -169,8 +169,8 @@ class WeightSnapshot:
             self._turn.notify_all()
 
     def bucket(self, version: int, index: int, copy: bool) -> SnapshotBucket | None:
-        """As soon as it is there; None after the last one. With `copy` it stays as it is when the next version is
-        written. Raises Superseded where the version is no longer here."""
+        """Returns a bucket as soon as it is there; None after the last one. With `copy` it stays as it is when the next
+        version is written. Raises Superseded where the version is no longer here."""
         with self._turn:
             # Whoever writes is heard within the deadlines of its collectives: it comes to an end.
             while self.version == version and self.writing and index >= self._count:

@@ -1,4 +1,4 @@
-"""Where buckets wait until the version is whole: files in shared memory, hashed as they arrive and mapped by the
+"""Keeps buckets until the version is whole: files in shared memory, hashed as they arrive and mapped by the
 engine."""
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Staging:
                 bucket.path.unlink(missing_ok=True)
 
     def _new_path(self) -> Path:
-        """For a bucket of a version that is no longer the base."""
+        """Returns a path for a bucket of a version that is no longer the base."""
         self.base = None
         self._serial += 1
         return self.folder / f"bucket-{self._serial:06d}.safetensors"

@@ -53,7 +53,7 @@ def usable_folder(folder: str | None) -> Path | None:
 
 
 def incoming(folder: Path, index: int) -> Path:
-    """Where bucket `index` is put; the server names it, so that no path ever comes over the wire."""
+    """Returns where bucket `index` is put; the server names it, so that no path ever comes over the wire."""
     return folder / f"incoming-{index:06d}"
 
 
@@ -134,7 +134,7 @@ def _pieces(parts: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def streamed(bucket: Tensors) -> tuple[wire.StreamedTensor, ...]:
-    """What is said of a bucket that stays on its device."""
+    """Describes a bucket that stays on its device."""
     return tuple(
         wire.StreamedTensor.model_validate(
             {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}

@@ -147,7 +147,7 @@ class UpdateMachine:
             self._refuse_while_loading()
 
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
-        """What can be said before the bytes are read; the same is checked again when they have arrived."""
+        """Checks what can be known before the bytes are read, and again when they have arrived."""
         pending = self._open(token, version)
         if pending.streamed or index > len(pending.buckets):
             raise HTTPError(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
@@ -168,7 +168,7 @@ class UpdateMachine:
         pending.progress = self._clock()
 
     def check_stream_welcome(self, token: str | None, bucket: StreamedBucket) -> None:
-        """What can be said before the engine is touched."""
+        """Checks what can be known before the engine is touched."""
         pending = self._open(token, bucket.version)
         if pending.buckets or bucket.index != len(pending.digests):
             raise HTTPError(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")

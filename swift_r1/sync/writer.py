@@ -1,7 +1,14 @@
-"""The one writer of a server's weights: the lease that makes it so, and the push of a version under it."""
+"""The one writer of a server's weights: the lease that makes it so, and the push of a version under it.
+
+Rank 0 sends a version to a few servers, and each of those passes it on to a few others, bucket by bucket. With N
+servers, a fan-out of F and B buckets rank 0 sends F times the weights instead of N times, and the last server has them
+after about F * (B + log_F N) times a bucket's time on the network instead of N * B.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 import os
@@ -9,16 +16,16 @@ import re
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.sync.buckets import Tensors, content_hash, entries_digest, parts_of
-from swift_r1.sync.renewals import Held, Renewals
 from swift_r1.sync.snapshot import SnapshotBucket, SnapshotReader, Superseded
 from swift_r1.sync.transport import (
     AUTO,
@@ -35,7 +42,6 @@ from swift_r1.sync.transport import (
     usable_folder,
     write_file,
 )
-from swift_r1.sync.tree import Link
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import QUICK_S, WORK_S, Answer, RolloutClient
 from swift_r1.wire.protocol import NOT_NOW, ServerRefused
@@ -50,7 +56,12 @@ _TOKEN_FILE = ".lease"
 _NOT_PASSED_ON = 502
 _RENEWAL_S = 10.0
 _RELAY_S = wire.RELAY_ANSWER_S + QUICK_S  # without an answer: the server that is to pass weights on is silent
-_renewals = Renewals()
+_RENEWALS_PER_TTL = 5
+_LONGEST_TTL_S = 200.0
+_RENEWALS_A_SECOND = 25
+_LOOK_S = 2.0
+_AUTO_FANOUT = 2
+_AUTO_FROM = 5
 
 Bucket = Tensors | SnapshotBucket
 
@@ -64,11 +75,147 @@ def saved_token(run_dir: Path | None) -> str | None:
 
 
 def save_token(run_dir: Path, token: str) -> None:
-    """For `saved_token`; only the run's user can read it."""
+    """Keeps a token for `saved_token`; only the run's user can read it."""
     path = run_dir / _TOKEN_FILE
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(token)
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """One lease. `renew` says whether it succeeded."""
+
+    renew: Callable[[], bool]
+    ttl_s: float
+    failed: bool = False
+    running: bool = False
+    ended: bool = False
+
+
+class Renewals:
+    """Renews each lease five times in its time to live, each time in a thread that ends with the answer: a server that
+    hangs holds up no other's lease."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Held]] = []
+        self._serial = itertools.count()
+        self._count = 0
+        self._clock: threading.Thread | None = None
+
+    def ttl_s(self, at_least: float) -> float:
+        """Seconds for which a lease is taken: longer where there are many, so that renewals stay rare."""
+        return max(at_least, min(_LONGEST_TTL_S, self._count * _RENEWALS_PER_TTL / _RENEWALS_A_SECOND))
+
+    def add(self, ttl_s: float, renew: Callable[[], bool]) -> Held:
+        held = Held(renew, ttl_s)
+        with self._changed:
+            self._count += 1
+            self._plan(held)
+            if self._clock is None:
+                self._clock = threading.Thread(target=self._run, name="leases", daemon=True)
+                self._clock.start()
+        return held
+
+    def end(self, held: Held, wait_s: float) -> None:
+        """Also waits for a renewal that is under way, at most so long."""
+        with self._changed:
+            self._count -= not held.ended
+            held.ended = True
+            self._changed.wait_for(lambda: not held.running, wait_s)
+
+    def _plan(self, held: Held) -> None:
+        after = self.ttl_s(held.ttl_s) / _RENEWALS_PER_TTL * (2 if held.failed else 1)
+        heapq.heappush(self._due, (time.monotonic() + after, next(self._serial), held))
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                while not self._due or (left := self._due[0][0] - time.monotonic()) > 0:
+                    self._changed.wait(left if self._due else None)
+                held = heapq.heappop(self._due)[2]
+                if not held.ended:
+                    held.running = True
+                    threading.Thread(target=self._renew, args=(held,), name="lease", daemon=True).start()
+
+    def _renew(self, held: Held) -> None:
+        renewed = False
+        try:
+            renewed = held.renew()
+        finally:
+            with self._changed:
+                held.running = False
+                held.failed = not renewed
+                self._changed.notify_all()
+                if not held.ended:
+                    self._plan(held)
+
+
+_renewals = Renewals()
+
+
+def fanout_of(asked: int | None, servers: int) -> int:
+    """Returns to how many of so many servers over the network rank 0 sends weights, as `--weight_fanout` asks: 0 is to
+    all, None chooses."""
+    if asked is None:
+        return _AUTO_FANOUT if servers >= _AUTO_FROM else 0
+    return asked if asked < servers else 0
+
+
+def parent_of(index: int, fanout: int) -> int | None:
+    """Returns whose weights the server at `index` gets, None for rank 0's: the tree is filled level by level."""
+    return index // fanout - 1 if index >= fanout else None
+
+
+def levels_of(servers: int, fanout: int) -> int:
+    """Returns the number of levels of the tree of so many servers; 1 where all get the weights from rank 0."""
+    if not fanout:
+        return 1
+    levels = 0
+    width = 1
+    while servers > 0:
+        width *= fanout
+        servers -= width
+        levels += 1
+    return levels
+
+
+@dataclass(eq=False)
+class Link:
+    """A server's place in the tree, for one push: whom the weights come from, None for rank 0, and to how many it
+    passes them on. `is_wanted` says whether its push goes on."""
+
+    client: RolloutClient
+    token: str
+    is_wanted: Callable[[], bool] = lambda: True
+    parent: Link | None = None
+    children: int = 0
+    _told: threading.Event = field(default_factory=threading.Event)
+    _open: bool = False
+
+    def tell(self, is_open: bool) -> None:
+        """Whether the server takes this version; the first word counts."""
+        if not self._told.is_set():
+            self._open = is_open
+            self._told.set()
+
+    def wait_until_open(self) -> bool:
+        """Waits until the server takes this version, or is known not to."""
+        while not self._told.wait(_LOOK_S):
+            if not self.is_wanted():
+                return False
+        return self._open
+
+
+def joined(links: Sequence[Link], fanout: int) -> Iterator[Link]:
+    """Makes a tree of them; yields them."""
+    for index, link in enumerate(links):
+        if fanout and (above := parent_of(index, fanout)) is not None:
+            link.parent = links[above]
+            links[above].children += 1
+    yield from links
 
 
 class WeightWriter:
@@ -187,14 +334,14 @@ class WeightWriter:
             ServerUnreachable: the connection broke.
         """
         link = link or Link(self.client, self.token)
-        push = _Push(version, link, link.parent)
+        attempt = _Attempt(version, link, link.parent)
         try:
-            return self._push(push, buckets, transport, adapter)
+            return self._send_all(attempt, buckets, transport, adapter)
         except ServerRefused as refused:
-            if not push.changes or refused.status not in _NO_SUCH_BASE:
+            if not attempt.changes or refused.status not in _NO_SUCH_BASE:
                 raise
             logger.warning("%s: sending all weights", refused)
-            return self._push(_Push(version, link, whole=True), buckets, transport, adapter)
+            return self._send_all(_Attempt(version, link, whole=True), buckets, transport, adapter)
         finally:
             link.tell(False)
 
@@ -209,116 +356,118 @@ class WeightWriter:
         self.take()
         self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self.headers)
 
-    def _push(
-        self, push: _Push, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
+    def _send_all(
+        self, attempt: _Attempt, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
     ) -> wire.UpdateStatus:
         # A server that was started again, or did not hear of this process for long, knows of no lease.
         self.take()
         try:
             if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=push.version, adapter=adapter, relays=push.link.children)
+            begin = wire.UpdateBegin(version=attempt.version, adapter=adapter, relays=attempt.link.children)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
-            push.link.tell(True)
-            push.base = begun.base
-            push.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
-            if transport == SHM and push.folder is None:
+            attempt.link.tell(True)
+            attempt.base = begun.base
+            attempt.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
+            if transport == SHM and attempt.folder is None:
                 raise RunFailed(
                     f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                     "another user, or has too little shared memory; use http"
                 )
-            chosen = transport if transport in (NCCL, IPC) else HTTP if push.folder is None else SHM
+            chosen = transport if transport in (NCCL, IPC) else HTTP if attempt.folder is None else SHM
             if chosen != self.transport:
                 self.transport = chosen
                 logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
             if isinstance(buckets, SnapshotReader):  # it has the next one while this one is sent
-                digests = [self._send(push, index, bucket) for index, bucket in enumerate(buckets)]
+                digests = [self._send(attempt, index, bucket) for index, bucket in enumerate(buckets)]
             else:
-                digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
+                digests = overlapped(buckets, lambda index, bucket: self._send(attempt, index, bucket))
             commit = wire.UpdateCommit(
-                version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
+                version=attempt.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
             )
-            limit = seconds_for(WORK_S, push.bytes)
+            limit = seconds_for(WORK_S, attempt.bytes)
             committed = self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, limit)
-            if push.unreached:
+            if attempt.unreached:
                 logger.warning("from now on weights go straight to %s", self.client.base_url)
                 self.takes_relays = False
             return committed
         except BaseException:
-            self._abort(push.version)
+            self._abort(attempt.version)
             raise
 
-    def _send(self, push: _Push, index: int, bucket: Bucket) -> str:
+    def _send(self, attempt: _Attempt, index: int, bucket: Bucket) -> str:
         """Sends one bucket; returns its digest."""
         if self.transport == NCCL:
             assert not isinstance(bucket, SnapshotBucket)
-            self._sent(push, sum(tensor.nbytes for _, tensor in bucket))
-            return self.nccl.send(push.version, index, bucket)
+            self._sent(attempt, sum(tensor.nbytes for _, tensor in bucket))
+            return self.nccl.send(attempt.version, index, bucket)
         if self.transport == IPC:
             assert not isinstance(bucket, SnapshotBucket)
-            return self._lend(push, index, bucket)
+            return self._lend(attempt, index, bucket)
         if not isinstance(bucket, SnapshotBucket):
             bucket = SnapshotBucket.of(parts_of(bucket))
-        if push.parent is not None and push.folder is None:
-            self._wait_for_parent(push, push.parent)
-        if index < push.arrived:
-            push.bytes += bucket.size
+        if attempt.parent is not None and attempt.folder is None:
+            self._wait_for_parent(attempt, attempt.parent)
+        if index < attempt.arrived:
+            attempt.bytes += bucket.size
             return bucket.digest
-        if push.folder is not None and self._put_file(push, index, bucket):
-            body = wire.BucketFile(version=push.version, index=index, digest=bucket.digest)
-            limit = self._sent(push, bucket.size)
+        if attempt.folder is not None and self._put_file(attempt, index, bucket):
+            body = wire.BucketFile(version=attempt.version, index=index, digest=bucket.digest)
+            limit = self._sent(attempt, bucket.size)
             self.client.call("POST", "/v1/weights/file", wire.UpdateStatus, body, self.headers, limit)
             return bucket.digest
         parts = bucket.parts()
-        headers = self.headers | {wire.VERSION_HEADER: str(push.version), wire.BUCKET_HEADER: str(index)}
-        if bucket.change is not None and bucket.base == push.base and not push.whole:
+        headers = self.headers | {wire.VERSION_HEADER: str(attempt.version), wire.BUCKET_HEADER: str(index)}
+        if bucket.change is not None and bucket.base == attempt.base and not attempt.whole:
             parts = [memoryview(bucket.change)]
-            push.changes = True
+            attempt.changes = True
             headers[wire.BASE_HEADER] = str(bucket.base)
         size = sum(map(len, parts))
         headers |= {wire.DIGEST_HEADER: bucket.digest, "Content-Length": str(size)}
-        limit = self._sent(push, size)
+        limit = self._sent(attempt, size)
         self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
         return bucket.digest
 
-    def _wait_for_parent(self, push: _Push, parent: Link) -> None:
+    def _wait_for_parent(self, attempt: _Attempt, parent: Link) -> None:
         """Until the server has all buckets from its parent, or no more come from there: then the update goes on from
         here, so that the servers below this one notice nothing. Raises Superseded where the push is not wanted any
         more."""
-        ask = wire.RelayRequest(version=push.version, url=self.client.base_url, lease=self.token, base=push.base)
+        ask = wire.RelayRequest(version=attempt.version, url=self.client.base_url, lease=self.token, base=attempt.base)
         headers = {wire.LEASE_HEADER: parent.token}
-        push.parent = None
+        attempt.parent = None
         try:
             if not parent.wait_until_open():
                 raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
             while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, _RELAY_S).whole:
-                if not push.link.is_wanted():
+                if not attempt.link.is_wanted():
                     raise Superseded
-            push.arrived = sys.maxsize
+            attempt.arrived = sys.maxsize
         except (ServerUnreachable, ServerRefused) as error:
-            if not push.link.is_wanted():
+            if not attempt.link.is_wanted():
                 raise Superseded from error
             here = self.client.base_url
-            logger.warning("the rest of weight version %d goes straight to %s: %s", push.version, here, error)
-            push.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
-            push.arrived = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S).buckets
+            logger.warning("the rest of weight version %d goes straight to %s: %s", attempt.version, here, error)
+            attempt.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
+            attempt.arrived = self.client.call(
+                "GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S
+            ).buckets
 
-    def _lend(self, push: _Push, index: int, bucket: Tensors) -> str:
+    def _lend(self, attempt: _Attempt, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""
         from swift_r1.sync.device_memory import packed, shared
 
         block = packed(bucket)
         entries = streamed(bucket)
-        limit = self._sent(push, block.nbytes)
-        body = wire.StreamedBucket(version=push.version, index=index, tensors=entries, memory=shared(block))
+        limit = self._sent(attempt, block.nbytes)
+        body = wire.StreamedBucket(version=attempt.version, index=index, tensors=entries, memory=shared(block))
         self._once_drained("/v1/weights/stream", wire.UpdateStatus, body, limit)
         del block  # until here: the engine has read it
         return entries_digest(entries)
 
-    def _put_file(self, push: _Push, index: int, bucket: SnapshotBucket) -> bool:
+    def _put_file(self, attempt: _Attempt, index: int, bucket: SnapshotBucket) -> bool:
         """Whether the bucket could be put into the server's folder; after a failure the rest goes by HTTP."""
-        assert push.folder is not None
-        path = incoming(push.folder, index)
+        assert attempt.folder is not None
+        path = incoming(attempt.folder, index)
         try:
             if not bucket.link(path):
                 write_file(path, bucket.parts())
@@ -326,15 +475,15 @@ class WeightWriter:
             logger.warning(
                 "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
                 "the rest of this version goes by http",
-                *(index, push.version, push.folder, error.strerror),
+                *(index, attempt.version, attempt.folder, error.strerror),
             )
-            push.folder = None
-        return push.folder is not None
+            attempt.folder = None
+        return attempt.folder is not None
 
-    def _sent(self, push: _Push, nbytes: int) -> float:
+    def _sent(self, attempt: _Attempt, nbytes: int) -> float:
         """Counts a bucket; the longest that sending it may take."""
         self.sent_bytes += nbytes
-        push.bytes += nbytes
+        attempt.bytes += nbytes
         return seconds_for(WORK_S, nbytes)
 
     def _once_drained(self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S) -> Answer:
@@ -370,7 +519,7 @@ class WeightWriter:
 
 
 @dataclass(slots=True)
-class _Push:
+class _Attempt:
     """One attempt at a version."""
 
     version: int

@@ -28,8 +28,7 @@ from swift_r1.record.events import Events
 from swift_r1.record.recorded import Replay
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import EmbeddedRollouts, Rollouts
-from swift_r1.rollout.pool.membership import Membership
-from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.pool import Membership, ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession, why_not_alike
 from swift_r1.rollout.prefetch import prefetches
 from swift_r1.rollout.remote import ServerRollouts

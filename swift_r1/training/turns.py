@@ -24,7 +24,7 @@ from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.turn_engine import Limits, TurnEngine
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
-from swift_r1.serving.tool_calls import ToolCalls
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.training.setup import Context
 
 logger = logging.getLogger("swift_r1.training")

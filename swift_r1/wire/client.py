@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.connections import KEEP_ALIVE, LIMITS, AsyncConnections, ThreadTurns
+from swift_r1.wire.connections import KEEP_ALIVE, LIMITS, AsyncClient, ThreadTurns
 from swift_r1.wire.protocol import ServerRefused
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -178,8 +178,8 @@ class RolloutClient:
                     task.cancel()
                 await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
 
-    def open_async(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**self._options, transport=AsyncConnections(self._connections))
+    def open_async(self) -> AsyncClient:
+        return AsyncClient(self._options, self._connections)
 
     async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
         """The completions of one request; asks a full server again. Raises as `generate` does."""
@@ -306,7 +306,7 @@ class RolloutClient:
 
 
 def other_key(address: str, given: bool) -> str:
-    """What is said of a 401, to who has given a key and who has not."""
+    """Returns the sentence about a 401, for one who has given a key or has not."""
     return f"{address} wants {'another' if given else 'an'} API key: put it into SWIFT_API_KEY, or give --api_key"
 
 

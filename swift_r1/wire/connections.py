@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 
-_EACH = 16
+KEPT = 16  # connections that a client keeps between two rounds, which is one pool
 _QUICK_S = 1.0
 LIMITS = httpx.Limits(max_connections=256)
+_LASTING = httpx.Limits(max_connections=256, keepalive_expiry=60.0)  # half as long as the server keeps them
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -33,10 +34,10 @@ class AsyncConnections(httpx.AsyncBaseTransport):
         self._asked: list[int] = []  # of each pool, how many are not answered
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        free = next((number for number, asked in enumerate(self._asked) if asked < _EACH), None)
+        free = next((number for number, asked in enumerate(self._asked) if asked < KEPT), None)
         if free is None:
             free = len(self._pools)
-            self._pools.append(httpx.AsyncHTTPTransport(limits=LIMITS, **self._options))
+            self._pools.append(httpx.AsyncHTTPTransport(limits=_LASTING, **self._options))
             self._asked.append(0)
         self._asked[free] += 1
         try:
@@ -44,9 +45,29 @@ class AsyncConnections(httpx.AsyncBaseTransport):
         finally:
             self._asked[free] -= 1
 
+    async def keep_few(self) -> None:
+        """Closes all pools but the first, while nothing is asked."""
+        closed = self._pools[1:]
+        del self._pools[1:]
+        del self._asked[1:]
+        for pool in closed:
+            await pool.aclose()
+
     async def aclose(self) -> None:
         for pool in self._pools:
             await pool.aclose()
+
+
+class AsyncClient(httpx.AsyncClient):
+    """A client with `AsyncConnections`."""
+
+    def __init__(self, options: Mapping[str, Any], connections: Mapping[str, Any]) -> None:
+        self._kept = AsyncConnections(connections)
+        super().__init__(**options, transport=self._kept)
+
+    async def keep_few(self) -> None:
+        """Closes all connections but a few, while nothing is asked."""
+        await self._kept.keep_few()
 
 
 class ThreadTurns:

@@ -20,7 +20,8 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class ServerList:
-    """What such a file says: URLs without a slash at the end, each once, and what is wrong with the other lines."""
+    """The content of such a file: URLs without a slash at the end, each once, and what is wrong with the other
+    lines."""
 
     urls: tuple[str, ...]
     faults: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ def servers_of(path: str) -> ServerList:
 
 
 def server_file_faults(path: str) -> list[str]:
-    """What is wrong with the file at the start of a run."""
+    """Returns what is wrong with the file at the start of a run."""
     try:
         return [f"--vllm_server_file {fault}" for fault in servers_of(path).faults]
     except OSError as error:

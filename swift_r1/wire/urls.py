@@ -38,7 +38,7 @@ def has_password(text: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """To be shown; without its query too, which may hold a key."""
+    """Returns a URL to show; without its query too, which may hold a key."""
     return re.sub(r"\?.*", "?***", re.sub("(?<=://)[^/]*@", "***@", url))
 
 

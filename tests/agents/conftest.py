@@ -26,7 +26,7 @@ from swift_r1.rollout.multi_turn import MultiTurn
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.engines.transformers import TransformersEngine
-from swift_r1.serving.tool_calls import ToolCalls
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests.rollout.session_engine import Entry
 

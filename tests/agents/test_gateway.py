@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from swift_r1.rollout.agents import gateway as module
 from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
 from swift_r1.serving.engines.base import PromptTokenizer
-from swift_r1.serving.tool_calls import ToolCalls
+from swift_r1.serving.openai_messages import ToolCalls
 
 
 def test_it_closes_what_it_opened_and_says_where_it_cannot(

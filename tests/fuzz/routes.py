@@ -35,11 +35,11 @@ from schemathesis import GenerationMode
 
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.rollout.agents.gateway import AgentModel, agent_app
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.store import SessionStore
-from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import Completion, RolloutRequest

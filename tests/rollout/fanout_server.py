@@ -16,10 +16,10 @@ from typing import Any
 import uvicorn
 
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.serving import relays
 from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
 from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
+from swift_r1.sync import relays
 from swift_r1.sync.buckets import Hash
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import SamplingParams

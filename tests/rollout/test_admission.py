@@ -18,7 +18,7 @@ from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.admission import Admission
 from swift_r1.serving.engines.vllm_start import engine_environment
-from swift_r1.serving.idempotency import IdempotencyCache
+from swift_r1.serving.service import IdempotencyCache
 from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, HTTPError, RolloutOutput, RolloutRequest, SamplingParams

@@ -64,7 +64,7 @@ def test_an_engine_on_the_same_gpu_reads_the_trainers_memory(
     """`auto` chooses it by itself; the engine keeps copies, since the memory is used again."""
     pool = pool_of([client], Expected("none", "hash", 100, None), DEADLINE_S, "auto")
     assert pool.from_device(adapter=False) and not pool.from_device(adapter=True)
-    pool.push(BUCKETS)
+    pool.publish(BUCKETS)
     assert pool.version == client.info().weight_version == 1 and len(lent) == len(BUCKETS)
     assert pool.sessions[0].writer.transport == "ipc" and not pool.snapshot.whole
     for name, tensor in BUCKETS[0] + BUCKETS[1]:
@@ -105,7 +105,7 @@ def test_several_engines_get_a_snapshot(
         clients = [opened.enter_context(RolloutClient(serve_engine(one, SHAPES))) for one in engines]
         pool = opened.enter_context(closing(pool_of(clients, Expected("none", "hash", 100, None), DEADLINE_S)))
         assert [one.shares_gpu for one in pool.sessions] == [True, False] and not pool.from_device(adapter=False)
-        pool.push(BUCKETS)
+        pool.publish(BUCKETS)
         assert loaded == [1, 1] and not lent
 
 

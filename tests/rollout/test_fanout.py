@@ -17,8 +17,7 @@ import torch
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.sync import writer
-from swift_r1.sync.tree import Link, fanout_of, joined
-from swift_r1.sync.writer import WeightWriter
+from swift_r1.sync.writer import Link, WeightWriter, fanout_of, joined
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
@@ -146,13 +145,13 @@ def test_all_get_what_a_direct_push_brings(serve: Any, pool: Any, caplog: pytest
     servers = serve(7)
     run = pool(servers, 2)
     caplog.set_level(logging.INFO)
-    run.push(weights(1))
+    run.publish(weights(1))
     assert run.take_metrics()["rollout/bytes"] == pytest.approx(2 * SIZE, rel=0.01)
     assert "weights go to 2 of 7 servers, which pass them on" in caplog.text and "straight" not in caplog.text
-    run.push(weights(2))
+    run.publish(weights(2))
     run.close()
     direct = pool(servers, 0)
-    direct.push(weights(2))
+    direct.publish(weights(2))
     assert direct.take_metrics()["rollout/bytes"] == pytest.approx(7 * SIZE, rel=0.01)
     for one in servers:
         assert one.loaded == [line(1, 1), line(2, 2), line(3, 2)]
@@ -163,7 +162,7 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     """0 passes on to 1, and 1 to 2, which does not notice that 0 died."""
     servers = serve(3)
     run = pool(servers, 1)
-    run.push(weights(1))
+    run.publish(weights(1))
     run.take_metrics()
     if phase == "commit":
         servers[0].mark("hold-load")
@@ -176,7 +175,7 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
                 servers[0].kill()
             yield bucket
 
-    pushing = threading.Thread(target=run.push, args=(dying(),))
+    pushing = threading.Thread(target=run.publish, args=(dying(),))
     pushing.start()
     if phase == "commit":
         until(lambda: len(servers[1].loaded) == len(servers[2].loaded) == 2)
@@ -196,7 +195,7 @@ def test_a_relay_dies(serve: Any, pool: Any, phase: str, caplog: pytest.LogCaptu
     servers[0].start()
     until(lambda: len(run.health.ready) == 3)
     assert servers[0].loaded[-1] == line(2, 2)
-    run.push(weights(3))
+    run.publish(weights(3))
     assert {one.loaded[-1] for one in servers} == {line(3, 3)}
 
 
@@ -206,16 +205,16 @@ def test_a_relay_is_stopped(serve: Any, pool: Any, level: int, monkeypatch: pyte
     monkeypatch.setattr(writer, "_RELAY_S", 2.0)
     servers = serve(3)
     run = pool(servers, 1, silence_s=2)
-    run.push(weights(1))
+    run.publish(weights(1))
     others = [one for one in servers if one is not servers[level]]
-    run.push(disturbed(servers, lambda: servers[level].process.send_signal(signal.SIGSTOP)))
+    run.publish(disturbed(servers, lambda: servers[level].process.send_signal(signal.SIGSTOP)))
     assert [one.loaded for one in others] == [[line(1, 1), line(2, 2)]] * 2
     assert len(run.health.ready) == 2
     servers[level].process.send_signal(signal.SIGCONT)
     until(lambda: len(run.health.ready) == 3)
     first, *later = servers[level].loaded
     assert first == line(1, 1) and {one.split()[1] for one in later} == {line(0, 2).split()[1]}
-    run.push(weights(3))
+    run.publish(weights(3))
     assert {one.loaded[-1].split()[1] for one in servers} == {line(0, 3).split()[1]}
     assert [one.loaded[:2] for one in others] == [[line(1, 1), line(2, 2)]] * 2
 
@@ -224,14 +223,14 @@ def test_a_relay_is_stopped(serve: Any, pool: Any, level: int, monkeypatch: pyte
 def test_one_joins_and_one_leaves_in_a_push(serve: Any, pool: Any, who: int) -> None:
     servers = serve(4)
     run = pool(servers[:3], 1, source="servers.txt")
-    run.push(weights(1))
+    run.publish(weights(1))
     stay = [one for one in servers if one is not servers[who]]
 
     def newcomer(url: str) -> ServerSession:
         client = RolloutClient(url, KEY)
         return ServerSession(WeightWriter(client), EXPECTED, 60, "http", run.first, newcomer=True)
 
-    run.push(disturbed(servers[:3], lambda: run.follow([one.url for one in stay], newcomer)))
+    run.publish(disturbed(servers[:3], lambda: run.follow([one.url for one in stay], newcomer)))
     until(lambda: len(run.health.ready) == 3)
     # The one that left goes on with the version that it had, and another run may write to it.
     assert servers[who].loaded == [line(1, 1)]
@@ -240,7 +239,7 @@ def test_one_joins_and_one_leaves_in_a_push(serve: Any, pool: Any, who: int) -> 
     until(lambda: servers[who].url not in run.health._leaving)
     with WeightWriter(servers[who].client, "another run") as other:
         other.take()
-    run.push(weights(3))
+    run.publish(weights(3))
     assert {one.loaded[-1].split()[1] for one in stay} == {line(0, 3).split()[1]}
     assert servers[who].loaded == [line(1, 1)]
 
@@ -249,7 +248,7 @@ def test_bytes_that_changed_on_the_way(serve: Any, pool: Any, caplog: pytest.Log
     servers = serve(3)
     servers[0].mark("corrupt")
     run = pool(servers, 1, compare=False)
-    run.push(weights(1))
+    run.publish(weights(1))
     assert [one.loaded for one in servers] == [[line(1, 1)]] * 3
     assert "bucket 0 has other bytes than were promised" in caplog.text
     # A server that its parent does not reach is not asked of it again.
@@ -257,7 +256,7 @@ def test_bytes_that_changed_on_the_way(serve: Any, pool: Any, caplog: pytest.Log
     run.take_metrics()
     caplog.clear()
     (servers[0].folder / "corrupt").unlink()
-    run.push(weights(2))
+    run.publish(weights(2))
     assert [one.loaded[-1] for one in servers] == [line(2, 2)] * 3 and "straight" not in caplog.text
     assert run.take_metrics()["rollout/bytes"] == pytest.approx(2 * SIZE, rel=0.01)
 
@@ -271,10 +270,10 @@ def test_a_name_that_only_the_trainer_knows(
     )
     monkeypatch.setattr(Served, "url", property(lambda one: url_of(one).replace("127.0.0.1", "known.invalid")))
     run = pool(servers, 1)
-    run.push(weights(1))
+    run.publish(weights(1))
     assert caplog.text.count("bucket 0 was not passed on") == caplog.text.count("from now on weights go straight") == 2
     caplog.clear()
-    run.push(weights(2))
+    run.publish(weights(2))
     assert [one.loaded for one in servers] == [[line(1, 1), line(2, 2)]] * 3 and "straight" not in caplog.text
 
 
@@ -288,7 +287,7 @@ def test_a_slow_server_holds_up_only_those_below_it(serve: Any, pool: Any) -> No
     servers = serve(6)  # 2 and 3 are below 0, 4 and 5 below 1
     held = servers[2].mark("hold-buckets")
     run = pool(servers, 2)
-    pushing = threading.Thread(target=run.push, args=(weights(1),))
+    pushing = threading.Thread(target=run.publish, args=(weights(1),))
     pushing.start()
     quick = [one for one in servers if one is not servers[2]]
     until(lambda: all(one.loaded == [line(1, 1)] for one in quick))
@@ -301,7 +300,7 @@ def test_a_slow_server_holds_up_only_those_below_it(serve: Any, pool: Any) -> No
 def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
     servers = serve(4)
     run = pool(servers, 1, compare=True)
-    run.push(weights(1))
+    run.publish(weights(1))
     run.take_metrics()
 
     def little() -> Iterator[Any]:
@@ -309,7 +308,7 @@ def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
             bucket[0][1][5] = 1000.5
             yield bucket
 
-    run.push(little())
+    run.publish(little())
     changed = f"2 {hash_of([to_bytes(bucket) for bucket in little()])}"
     assert [one.loaded[-1] for one in servers] == [changed] * 4
     assert run.take_metrics()["rollout/bytes"] < 500 and all(one.received < 500 for one in servers)
@@ -317,7 +316,7 @@ def test_changes_go_down_the_tree(serve: Any, pool: Any) -> None:
     with pytest.raises(StopAsyncIteration):
         run.sessions[2].writer.push(3, broken_off(), "http")
     run.take_metrics()
-    run.push(weights(1))
+    run.publish(weights(1))
     assert {one.loaded[-1].split()[1] for one in servers} == {line(0, 1).split()[1]}
     assert run.take_metrics()["rollout/bytes"] < 500
     assert [one.received > SIZE for one in servers] == [False, False, True, True]

@@ -21,9 +21,8 @@ import torch
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.base import ignore_output
-from swift_r1.rollout.pool import membership
-from swift_r1.rollout.pool.membership import Membership
-from swift_r1.rollout.pool.pool import ServerPool
+from swift_r1.rollout.pool.health import ServerState
+from swift_r1.rollout.pool.pool import Membership, ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
@@ -145,7 +144,7 @@ def test_one_joins_gets_the_weights_and_a_part_of_the_round(
     longer = run.generated(count=40)
     assert longer[: len(undisturbed)] == undisturbed and run.generated(at_first, count=40) == longer
     [newcomer] = [session for session in run.pool.sessions if session.url == other]
-    assert newcomer.joined and newcomer.take_pace() > 0
+    assert run.pool.health.state(newcomer) is ServerState.READY and newcomer.take_pace() > 0
     assert f"the rollout server at {other} joins with weight version 2: 2 of 2 servers" in caplog.text
     assert run.rollouts.take_metrics()["rollout/servers"] == 2
     # The first one leaves in a round: the other does what it has not answered.
@@ -388,7 +387,7 @@ class Followed:
 def test_the_file_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(membership, "_LOOK_S", WAIT_S)  # the looks are the test's
+    monkeypatch.setattr("swift_r1.rollout.pool.pool._FILE_LOOK_S", WAIT_S)  # the looks are the test's
     path, pool = tmp_path / "servers.txt", Followed()
     path.write_text("http://a\n")
     file = Membership(path, pool, lambda _url: None)  # type: ignore[arg-type]

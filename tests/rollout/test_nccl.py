@@ -327,15 +327,15 @@ def test_weights_that_a_server_lost_are_gathered_again(client: RolloutClient, ca
     pool = pool_of([client], Expected("none", "hash", 100, None), DEADLINE_S, "nccl")
     [session] = pool.sessions
     session.writer.nccl = NcclSender(client, session.writer.headers, DEADLINE_S, lambda: FakeNccl(cable))
-    pool.push(BUCKETS)
+    pool.publish(BUCKETS)
     assert pool.version == client.info().weight_version == 1 and not pool.snapshot.whole
     with pytest.raises(ServerRefused, match="were not sent"):
         session.writer.push(2, BUCKETS[1:], "nccl")
-    pool.health.lose(session, session.epoch)
+    pool.health.lose(pool.health.ready[0])
     with pytest.raises(GatherAgain):
         pool.health.wait_for_any()
-    pool.push(BUCKETS)
-    assert session.ready and pool.version == client.info().weight_version == 2 and client.info().broken is None
+    pool.publish(BUCKETS)
+    assert pool.health.ready and pool.version == client.info().weight_version == 2 and client.info().broken is None
     pool.close()
 
 

@@ -89,7 +89,7 @@ def requests(count: int, name: str = "r") -> list[RolloutRequest]:
 
 def push(pool: ServerPool, version: int, rounds: int) -> None:
     pool.served.rounds = rounds
-    pool.push(WEIGHTS)
+    pool.publish(WEIGHTS)
     pool.published()
     assert pool.version == version
 

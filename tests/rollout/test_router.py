@@ -13,6 +13,7 @@ import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.record.spans import Busy, Spans
+from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.router import Router
 from swift_r1.rollout.pool.session import ServerLost
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -26,14 +27,18 @@ class NoConnections:
 
 @dataclass(eq=False)
 class Server:
-    """A `ServerSession` and its client in one; `asked` are the requests that it has not answered or failed."""
+    """A `Stay`, its `ServerSession` and client in one; `asked` are the requests that it has not answered or failed."""
 
     name: str
-    epoch: int = 0
+    over: bool = False
     asked: dict[str, asyncio.Future[RolloutOutput]] = field(default_factory=dict)
     judging: threading.Event = field(default_factory=threading.Event)
     judged: threading.Event = field(default_factory=threading.Event)
     generating: Busy = field(default_factory=lambda: Spans().busy("", ""))
+
+    @property
+    def session(self) -> Server:
+        return self
 
     @property
     def client(self) -> Server:
@@ -85,10 +90,10 @@ class Servers:
 
     def check_any(self) -> None: ...
 
-    def attempt(self, member: Server, _epoch: int, work: Callable[[], None]) -> None:
+    def attempt(self, member: Server, work: Callable[[], None]) -> None:
         with suppress(ServerLost):
             work()
-        member.epoch += 1
+        member.over = True
         self.members.remove(member)
 
 
@@ -109,9 +114,8 @@ def played(
     *at_once: int,
 ) -> None:
     async def play() -> None:
-        router = Router(
-            Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None, *at_once
-        )
+        calls = OpenCalls(on_answer, requests=[request(one) for one in names])
+        router = Router(Servers(list(servers)), calls, (0,), calls.answered, lambda: None, *at_once)  # type: ignore[arg-type]
         telling = asyncio.create_task(story())
         await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
 
@@ -185,7 +189,8 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
                 server.answers(name)
 
     async def play() -> None:
-        router = Router(members, [request(one) for one in "abcdefgh"], (0,), note, lambda: None)  # type: ignore[arg-type]
+        calls = OpenCalls(note, requests=[request(one) for one in "abcdefgh"])
+        router = Router(members, calls, (0,), calls.answered, lambda: None)  # type: ignore[arg-type]
         await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), story())
 
     def note(output: RolloutOutput) -> None:
@@ -212,3 +217,14 @@ def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_ser
 
     with pytest.raises(RunFailed, match="broken on purpose"):
         played(servers, "abc", story, refuse)
+
+
+def test_an_answer_that_is_no_good_is_asked_for_under_another_name() -> None:
+    answers: list[RolloutOutput] = []
+    calls = OpenCalls(answers.append, requests=[request("a~b")])
+    assert [one.request_id for one in calls.take()] == ["a~b"]
+    assert calls.again("a~b") == 1 and calls.again("a~b~1") == 2 and len(calls) == 1
+    calls.begin(lambda: None)  # somebody else asks from here on
+    assert [one.request_id for one in calls.take()] == ["a~b~2"] and not calls.closed
+    calls.answered(RolloutOutput(request_id="a~b~2", completions=()))
+    assert [one.request_id for one in answers] == ["a~b"] and calls.closed

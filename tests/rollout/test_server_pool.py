@@ -6,12 +6,15 @@ import importlib.util
 import logging
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -19,9 +22,9 @@ from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.base import ignore_output, still_wanted
-from swift_r1.rollout.pool.health import Health
+from swift_r1.rollout.pool.health import Health, ServerState
 from swift_r1.rollout.pool.pool import ServerPool
-from swift_r1.rollout.pool.session import Expected, why_not_alike
+from swift_r1.rollout.pool.session import Expected, OtherWeights, ServerSession, why_not_alike
 from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.runtime.ranks import Ranks
@@ -107,6 +110,42 @@ def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: N
 def of(rollouts: ServerRollouts) -> ServerPool:
     assert rollouts.pool is not None
     return rollouts.pool
+
+
+def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any]) -> None:
+    def open_ones() -> set[tuple[int, int]]:
+        known = [one for one in psutil.Process().net_connections("tcp") if one.raddr and one.status == "ESTABLISHED"]
+        servers = {int(one.url.rpartition(":")[2]) for one in two}
+        return {(one.laddr.port, one.raddr.port) for one in known if one.raddr.port in servers}
+
+    rollouts = connect([one.url for one in two])
+    rollouts.publish_weights()
+    generated(rollouts, tokens=1)
+    before = open_ones()
+    generated(rollouts, tokens=1)
+    kept = open_ones() & before
+    assert len({port for _, port in kept}) == 2 and len(kept) > 3
+    of(rollouts).close()
+    until(lambda: not open_ones() & before)
+
+
+def test_no_refused_answer_is_lost_between_counting_and_reading() -> None:
+    session = object.__new__(ServerSession)
+    session._lock, session._refused = threading.Lock(), 0
+    session._was_replaced = lambda: False  # type: ignore[method-assign]
+
+    def refuse() -> None:
+        for _ in range(2000):
+            with suppress(OtherWeights):
+                session.judge(OtherWeights("of another run"))
+
+    threads = [threading.Thread(target=refuse) for _ in range(4)]
+    taken = 0
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        taken += session.take_refused()
+    assert taken + session.take_refused() == 8000
 
 
 def test_what_is_wanted_no_more_is_answered_with_nothing(connect: Any, two: list[Any]) -> None:
@@ -386,9 +425,12 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     expected = expected_weights(str(tiny_model))
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
-    sessions = of(rollouts).sessions
-    until(lambda: bool(generated(rollouts, tokens=1)) and sessions[0].failed is not None, BACK_WITHIN_S)
-    assert "is given up: " in caplog.text and [one.ready for one in sessions] == [False, True]
+
+    def states() -> list[ServerState]:
+        return [of(rollouts).health.state(one) for one in of(rollouts).sessions]
+
+    until(lambda: bool(generated(rollouts, tokens=1)) and states()[0] is ServerState.GIVEN_UP, BACK_WITHIN_S)
+    assert "is given up: " in caplog.text and states()[1] is ServerState.READY
 
 
 def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -400,13 +442,11 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
     class Broken(SimpleNamespace):
         __hash__ = object.__hash__
 
-    known = {"url": "http://a", "epoch": 0, "ready": True, "joined": True, "left": False, "failed": None}
-    known["users"] = 0
-    session: Any = Broken(wait_until_back=broken, **known)
+    session: Any = Broken(wait_until_back=broken, url="http://a")
     snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1, adapter=None)
     health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
-    health.lose(session, session.epoch)
-    until(lambda: session.failed is not None, BACK_WITHIN_S)
-    assert "on purpose" in str(session.failed) and "Traceback" in caplog.text
-    with pytest.raises(SwiftError):
+    health.lose(health.ready[0])
+    until(lambda: health.state(session) is ServerState.GIVEN_UP, BACK_WITHIN_S)
+    assert "Traceback" in caplog.text
+    with pytest.raises(SwiftError, match="on purpose"):
         health.check_any()

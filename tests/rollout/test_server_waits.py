@@ -12,7 +12,6 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.serving import middleware
 from swift_r1.serving.engines.base import EngineInfo, Generated
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire import client as client_module
@@ -269,7 +268,7 @@ def test_one_post_of_more_than_it_takes_generates_nothing(serve: Serve, engine: 
 
 
 def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr("swift_r1.serving.answers.MAX_BODY_BYTES", 10_000)
     body = b'{"requests": "' + b"x" * 20_000 + b'"}'
     with httpx.Client(base_url=url, trust_env=False) as http:
         promised = http.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
@@ -288,7 +287,7 @@ def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.Monk
 
 
 def test_a_bucket_larger_than_the_model_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)  # not for buckets
+    monkeypatch.setattr("swift_r1.serving.answers.MAX_BODY_BYTES", 100)  # not for buckets
     with RolloutClient(url) as client:
         with pytest.raises(ServerRefused, match="bucket 0 is larger than the whole model"):
             push_weights(client, 1, [[("w", torch.ones(5 << 20))]], "http")

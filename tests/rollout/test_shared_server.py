@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from swift_r1.errors import UsageError
+from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.serving.engines.base import EngineInfo, Generated, Piece
@@ -123,14 +124,14 @@ def one(name: str, token: int = 1, n: int = 1) -> RolloutRequest:
 
 
 def push(trainer: ServerPool, version: int) -> None:
-    trainer.push([[("w", torch.ones(2))]])
+    trainer.publish([[("w", torch.ones(2))]])
     assert trainer.version == version
 
 
 def asked(trainer: ServerPool, name: str, version: int) -> None:
     """One round of the trainer's: all is answered, by these weights."""
     outputs: list[RolloutOutput] = []
-    trainer.ask([one(f"{name}/{number}") for number in range(4)], (version,), outputs.append)
+    trainer.ask(OpenCalls(outputs.append, requests=[one(f"{name}/{number}") for number in range(4)]), (version,))
     assert len(outputs) == 4
 
 
@@ -194,7 +195,7 @@ def test_an_update_stops_clients_and_scores_and_not_the_trainers_rollouts(
         scores: list[httpx.Response] = []
         client = expect(openai.InternalServerError, lambda: talk.completions.create(model="none", prompt="a"))
         scoring = in_thread(lambda: scores.append(http.post("/v1/score", json=body)))
-        own = in_thread(lambda: trainer.ask([one("own", 2)], (0,), answers.append))
+        own = in_thread(lambda: trainer.ask(OpenCalls(answers.append, requests=[one("own", 2)]), (0,)))
         until(lambda: "swift_running_requests 3.0" in http.get("/metrics").text)
         pushing = in_thread(lambda: push(trainer, 1))
         client.join(WAIT_S)
@@ -244,7 +245,7 @@ def test_clients_that_fill_the_server_do_not_refuse_the_trainer(engine: EndlessE
         pool = pool_of([client], Expected("none", "", 10, None), WAIT_S)
         # Twice what the server takes at once: the trainer waits for its own, and nothing is lost.
         outputs: list[RolloutOutput] = []
-        pool.ask([one(str(number), n=2) for number in range(4)], (0,), outputs.append)
+        pool.ask(OpenCalls(outputs.append, requests=[one(str(number), n=2) for number in range(4)]), (0,))
         assert len(outputs) == 4 and full.is_alive()
         push(pool, 1)
         full.join(WAIT_S)

@@ -323,7 +323,7 @@ def test_one_that_was_out_of_reach_for_a_moment_is_woken(
     rollouts.sleep(level)
     pool = rollouts.pool
     assert pool is not None
-    pool.health.lose(pool.sessions[0], pool.sessions[0].epoch)
+    pool.health.lose(pool.health.ready[0])
     pool.health.wait_for_any()
     assert not engine.asleep and versions(rollouts) == {pool.version}
 

@@ -116,6 +116,7 @@ def play(rollouts, tokenizer):
     yield run
     for stage in stages:
         stage.close()
+        assert stage._loop.is_closed()
 
 
 def batch_of(played):

@@ -30,7 +30,7 @@ from swift_r1.lab.estimate.roles import (
     trainer_of,
 )
 from swift_r1.lab.estimate.wire import completion_bytes, delta_bytes, push_seconds, whole_bytes
-from swift_r1.sync.tree import fanout_of
+from swift_r1.sync.writer import fanout_of
 from swift_r1.training.memory import GIB
 
 JUDGE_TOKENS = 256.0  # of a judge's answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.phases import TrainerRoofline, bus
 from swift_r1.lab.estimate.work import Efficiency, Round
-from swift_r1.sync.tree import levels_of
+from swift_r1.sync.writer import levels_of
 
 BYTES_PER_TOKEN = 28.0
 """Of a completion as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas

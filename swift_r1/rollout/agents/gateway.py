@@ -21,15 +21,14 @@ from fastapi import FastAPI
 from swift_r1.errors import one_line
 from swift_r1.rollout.staleness import stretches
 from swift_r1.serving.admission import check_tokens
-from swift_r1.serving.answers import add_errors
+from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
-from swift_r1.serving.middleware import LimitSizes, RequireKey
+from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.server import bind
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.store import SessionStore
-from swift_r1.serving.tool_calls import ToolCalls
 from swift_r1.wire.protocol import Completion, HTTPError, LimitReached, RolloutRequest
 
 logger = logging.getLogger("swift_r1.rollout.agents")

@@ -36,7 +36,7 @@ _SESSION = re.compile(wire.SESSION_ID)
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Of each episode. `seconds` without those in which it waits for the model."""
+    """The limits of each episode. `seconds` do not count those in which it waits for the model."""
 
     seconds: float
     calls: int | None
@@ -52,20 +52,32 @@ class _Episode:
     prompt: Prompt
     request: RolloutRequest  # for one completion
     may_begin: asyncio.Future[None]
-    playing: bool = False
+    busy: set[_Episode]  # those of the round that neither wait for the model nor are over
+    ended: bool = False
     calls: int = 0  # of the model, under way
     since: float = 0.0  # when it began to do what it does: to wait for the model, or something else
     own: float = 0.0  # seconds that it did not wait
 
+    def begin(self) -> None:
+        self.busy.add(self)
+        self.may_begin.set_result(None)
+
+    def end(self) -> None:
+        self.ended = True
+        self.busy.discard(self)
+
     def called(self) -> None:
         if self.calls == 0:
             self._turn(True)
+            self.busy.discard(self)
         self.calls += 1
 
     def answered(self) -> None:
         self.calls -= 1
         if self.calls == 0:
             self._turn(False)
+            if not self.ended:
+                self.busy.add(self)
 
     def _turn(self, waits: bool) -> None:
         now = time.monotonic()
@@ -98,7 +110,7 @@ class Answerer(Protocol):
 
 
 class AgentRunner:
-    """What all rounds share: the gateway, the processes, and how many episodes run at once."""
+    """Holds what all rounds share: the gateway, the processes, and how many episodes run at once."""
 
     def __init__(self, gateway: AgentGateway, processes: AgentProcesses, limits: AgentLimits, at_once: int) -> None:
         self.gateway = gateway
@@ -118,12 +130,10 @@ class AgentRunner:
     def _fill(self) -> None:
         while self._free and self._queue:
             self._free -= 1
-            episode = self._queue.popleft()
-            episode.playing = True
-            episode.may_begin.set_result(None)
+            self._queue.popleft().begin()
 
     async def play(self, episode: _Episode) -> Conversation:
-        """To its end, however it ends."""
+        """Plays an episode to its end, however it ends."""
         request = episode.request
         sampling = episode.request.sampling
         model = self.gateway.model
@@ -179,7 +189,7 @@ def session_name(request_id: str) -> str:
 
 
 def row_of(episode: _Episode) -> dict[str, Any]:
-    """What the agent gets."""
+    """Returns the row that the agent gets."""
     prompt = episode.prompt
     request = episode.request
     own: dict[str, Any] = {"messages": [dict(one) for one in prompt.messages], "prompt_id": prompt.prompt_id}
@@ -198,6 +208,7 @@ class Episodes:
         self._done = 0  # episodes
         self._done_groups: deque[list[asyncio.Task[Conversation]]] = deque()
         self._waiting: dict[str, _Call] = {}
+        self._busy: set[_Episode] = set()
         self._asked: list[str] = []
         self._changed = asyncio.Event()
         self._ended = 0
@@ -214,7 +225,7 @@ class Episodes:
         return waiting
 
     def answer(self, completions: Sequence[Completion]) -> None:
-        """To the calls of `asked`, in their order."""
+        """Answers the calls of `asked`, in their order."""
         for name, completion in zip(self._asked, completions, strict=True):
             self._loop.call_soon_threadsafe(self._give, name, completion)
 
@@ -263,21 +274,29 @@ class Episodes:
         self._ended = 0
         self._done = 0
         self._tasks = {}
+        self._busy = set()
         self._groups = len(asked)
         for prompt, request in asked:
             group: list[asyncio.Task[Conversation]] = []
             left = Counter(episodes=request.n)
             for index in range(request.n):
-                episode = _Episode(len(self._tasks), prompt, one_of(request, index), self._loop.create_future())
-                self._tasks[episode] = task = self._loop.create_task(self._play(episode))
-                task.add_done_callback(partial(self._over_with, group, left))
+                may_begin = self._loop.create_future()
+                episode = _Episode(len(self._tasks), prompt, one_of(request, index), may_begin, self._busy)
+                task = self._loop.create_task(self._play(episode))
+                self._tasks[episode] = task
+                task.add_done_callback(partial(self._over_with, episode, group, left))
                 group.append(task)
         self._runner.enter(list(self._tasks))
 
     def _over_with(
-        self, group: list[asyncio.Task[Conversation]], left: Counter[str], _task: asyncio.Task[Conversation]
+        self,
+        episode: _Episode,
+        group: list[asyncio.Task[Conversation]],
+        left: Counter[str],
+        _task: asyncio.Task[Conversation],
     ) -> None:
         """An episode of this group has ended; `left` counts the others."""
+        episode.end()
         left["episodes"] -= 1
         if not left["episodes"]:
             self._done_groups.append(group)
@@ -306,10 +325,7 @@ class Episodes:
             self._runner.leave()
 
     async def _settled(self) -> list[RolloutRequest]:
-        def busy() -> bool:
-            return any(one.playing and not one.calls for one, task in self._tasks.items() if not task.done())
-
-        while busy():
+        while self._busy:
             self._changed.clear()
             await self._changed.wait()
         # The order in which they came must not matter.

@@ -1,4 +1,15 @@
-"""Which servers of a pool take work: new and lost ones are waited for, and get the newest weights before."""
+"""Which servers of a pool take work: new and lost ones are waited for, and get the newest weights before.
+
+    away --has or gets the newest weights--> ready --breaks off, or answers with other weights--> away
+      |
+      `--is there, but no snapshot has the weights--> behind --next version--> updating --has it--> ready
+                                                                                  `--breaks off--> away
+    away, ready, updating --fails again and again, or is not for this run--> given up
+    any --is no longer named--> left
+
+Only `Health` changes a state, under its lock and in `_enter`. A thread of its own waits for each server that is away,
+and ends when the server enters another state. `sync/update.py` has the server's half of a push.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
@@ -27,6 +40,48 @@ _MAX_SUPERSEDED = 2  # pushes to a server that comes, by newer weights
 
 class GatherAgain(Exception):
     """The servers are back, and no snapshot has their weights (they went by NCCL): all ranks push them again."""
+
+
+class ServerState(Enum):
+    AWAY = auto()  # a thread waits for it: it has just been named, or it broke off
+    BEHIND = auto()  # it is there, and gets the next version
+    UPDATING = auto()  # it was behind, and the next version is on its way
+    READY = auto()  # it has the newest weights, and takes work
+    GIVEN_UP = auto()
+    LEFT = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Stay:
+    """The time of a server in the run until it breaks off, is given up or leaves: what belongs to one that is `over` no
+    longer counts."""
+
+    session: ServerSession
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    """One server's state, and what belongs to it.
+
+    Attributes:
+        joined: whether it was ever ready.
+        error: why it is given up, or has been away for too long.
+        needs: the lowest number that weights for it may have, where it is behind.
+        restoring: what waits for it.
+        pushing: the last push in a thread; two at once would disturb each other.
+        users: threads that work with it.
+    """
+
+    session: ServerSession
+    stay: Stay
+    state: ServerState
+    joined: bool
+    error: SwiftError | None = None
+    needs: int = 0
+    restoring: threading.Thread | None = None
+    pushing: threading.Thread | None = None
+    users: int = 0
 
 
 class Health:
@@ -51,7 +106,7 @@ class Health:
         source: str | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.sessions = tuple(sessions)
+        self._servers = {one: _Server(one, Stay(one), ServerState.READY, joined=True) for one in sessions}
         self._snapshot = snapshot
         self._served = served
         self._timeout_s = timeout_s
@@ -59,21 +114,19 @@ class Health:
         self._source = source
         self._stopping = stopping
         # What a newcomer must be like; without an instance, so that the server itself may come again.
-        self._like = [(one.url, one.info.model_copy(update={"instance": ""})) for one in self.sessions[:1] if source]
+        self._like = [(one.url, one.info.model_copy(update={"instance": ""})) for one in sessions[:1] if source]
         self._none_since = self._next_report = time.monotonic()  # where none is ready
         self._leaving: dict[str, threading.Thread] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._returned = False
-        self._overdue: dict[ServerSession, ServerUnreachable] = {}
-        self._awaiting_weights: dict[ServerSession, int] = {}  # and the number that each needs at least
 
     def close(self) -> None:
         """Ends the waiting for servers, and closes the sessions."""
         with self._changed:
             self._closed = True
-            for session in self.sessions:
-                self._see_off(session)
+            for server in self._servers.values():
+                self._see_off(server)
             self._changed.notify_all()
         end = time.monotonic() + _CLOSE_S
         for thread in list(self._leaving.values()):
@@ -82,39 +135,48 @@ class Health:
     def join(self, session: ServerSession) -> None:
         """A newcomer's session, from now on in this one's hands: it takes part once it has the newest weights."""
         with self._changed:
-            self.sessions += (session,)
+            server = _Server(session, Stay(session), ServerState.AWAY, joined=False)
+            self._servers[session] = server
             if self._closed:
-                self._see_off(session)
+                self._see_off(server)
                 return
             if not self.ready:
                 self._none_since = time.monotonic()
-            self._wait_for(session)
+            self._wait_for(server)
 
     def leave(self, session: ServerSession) -> None:
         """Takes a server out for good: others do what it has not answered, and its lease is given back."""
         with self._changed:
-            self._take_out(session)
-            self.sessions = tuple(one for one in self.sessions if one is not session)
-            self._overdue.pop(session, None)
-            self._awaiting_weights.pop(session, None)
-            session.left = True
-            self._see_off(session)
-            left = len(self.ready)
-        text = f"the rollout server at {session.url} leaves: {left} of {len(self.sessions)} servers"
-        if session.joined:
+            server = self._servers[session]
+            self._enter(server, ServerState.LEFT)
+            del self._servers[session]
+            self._see_off(server)
+            text = f"the rollout server at {session.url} leaves: {len(self.ready)} of {len(self._servers)} servers"
+        if server.joined:
             self._tell("server_left", text, server=session.url)
         logger.info(text)
 
     @property
-    def ready(self) -> list[ServerSession]:
+    def sessions(self) -> tuple[ServerSession, ...]:
+        """With the servers that have not left."""
         with self._changed:
-            return [one for one in self.sessions if one.ready]
+            return tuple(self._servers)
+
+    def state(self, session: ServerSession) -> ServerState:
+        with self._changed:
+            return self._servers[session].state if session in self._servers else ServerState.LEFT
+
+    @property
+    def ready(self) -> list[Stay]:
+        """The servers that take work."""
+        with self._changed:
+            return [one.stay for one in self._in(ServerState.READY)]
 
     @property
     def wants_gather(self) -> bool:
         """Whether all servers that there are wait for weights that no snapshot has."""
         with self._changed:
-            return bool(self._awaiting_weights) and not any(one.ready for one in self.sessions)
+            return bool(self._in(ServerState.BEHIND)) and not self._in(ServerState.READY)
 
     def take_returned(self) -> bool:
         """Whether a server came back since the last call."""
@@ -123,35 +185,40 @@ class Health:
             self._returned = False
         return returned
 
-    def lose(self, session: ServerSession, epoch: int) -> None:
-        """Takes a server out, unless it was taken out since `epoch`, and waits for it in a thread."""
+    def lose(self, stay: Stay) -> None:
+        """Takes a server out, unless its stay is over, and waits for it in a thread."""
+        session = stay.session
         with self._changed:
-            if session.epoch != epoch or self._closed:
+            if stay.over or self._closed:
                 return
-            self._take_out(session)
+            server = self._servers[session]
+            self._enter(server, ServerState.AWAY)
         self._tell("server_lost", f"the rollout server at {session.url} is lost", server=session.url)
         left = len(self.ready)
         if left:
             others = f"the other {left}" if left > 1 else "the other one"
             logger.warning("the rollout server at %s is lost: its work goes to %s", session.url, others)
-        self._wait_for(session)
+        self._wait_for(server)
 
-    def give_up(self, session: ServerSession, epoch: int, error: SwiftError) -> None:
-        """Takes a server out for good, unless it was taken out since `epoch`."""
+    def give_up(self, stay: Stay, error: SwiftError) -> None:
+        """Takes a server out for good, unless its stay is over."""
+        session = stay.session
         with self._changed:
-            if session.epoch != epoch:
+            if stay.over:
                 return
-            session.failed = error
-            self._take_out(session)
-        if session.joined:
+            server = self._servers[session]
+            server.error = error
+            self._enter(server, ServerState.GIVEN_UP)
+        if server.joined:
             text = f"the rollout server at {session.url} is given up: {error}"
             self._tell("server_lost", text, server=session.url)
         else:
             text = f"the rollout server at {session.url} does not join: {error}"
         logger.error(text)
 
-    def attempt(self, session: ServerSession, epoch: int, work: Callable[[], None]) -> bool:
+    def attempt(self, stay: Stay, work: Callable[[], None]) -> bool:
         """Whether `work` with a server succeeded; where it did not, the server is lost, given up, or has left."""
+        session = stay.session
         try:
             with self._using(session):
                 work()
@@ -159,11 +226,11 @@ class Health:
         except _Unwanted:
             return False
         except ServerLost:
-            self.lose(session, epoch)
+            self.lose(stay)
         except GIVEN_UP as error:
-            self.give_up(session, epoch, error)
+            self.give_up(stay, error)
         except SwiftError as error:
-            if not session.left:
+            if self.state(session) is not ServerState.LEFT:
                 raise
             logger.info("of the rollout server at %s, which has left: %s", session.url, error)
         return False
@@ -174,14 +241,15 @@ class Health:
         if self.wants_gather:
             raise GatherAgain
         with self._changed:
-            if any(one.ready for one in self.sessions):
+            if self._in(ServerState.READY):
                 return
             if self._stopping():
                 raise ServerUnreachable("no rollout server is there, and the run was told to stop")
-            if any(one.users for one in self.sessions):  # with a large model longer than `timeout_s`
+            if any(one.users for one in self._servers.values()):  # with a large model longer than `timeout_s`
                 self._none_since = time.monotonic()
-            failed: list[SwiftError] = [one.failed for one in self.sessions if one.failed is not None]
-            away = [self._overdue[one] for one in self.sessions if one in self._overdue and one.failed is None]
+            failed = [one.error for one in self._in(ServerState.GIVEN_UP) if one.error is not None]
+            others = [one for one in self._servers.values() if one.state is not ServerState.GIVEN_UP]
+            overdue = [one.error for one in others if one.error is not None]
             left_s = self._none_since + self._timeout_s - time.monotonic()
         if self._source is not None:
             if left_s > 0:
@@ -189,14 +257,14 @@ class Health:
                     logger.info("waiting for a rollout server of %s: none is ready; %.0f s left", self._source, left_s)
                     self._next_report = time.monotonic() + _REPORT_EVERY_S
                 return
-            waited_for = [f"{one.url} was not ready" for one in self.sessions if one.failed is None]
-            why = "; ".join(map(str, [*failed, *(away or waited_for)])) or "it names none"
+            waited_for = [f"{one.session.url} was not ready" for one in others]
+            why = "; ".join(map(str, [*failed, *(overdue or waited_for)])) or "it names none"
             raise ServerUnreachable(f"no rollout server of {self._source} came within {self._timeout_s:g} s ({why})")
-        if len(failed) == len(self.sessions):
+        if not others:
             raise failed[-1]
-        if len(failed) + len(away) == len(self.sessions):
-            if len(self.sessions) == 1:
-                raise away[0]
+        if len(overdue) == len(others):
+            if not failed and len(overdue) == 1:
+                raise overdue[0]
             urls = ", ".join(one.url for one in self.sessions)
             raise ServerUnreachable(
                 f"no rollout server came back within {self._timeout_s:g} s ({urls}); start one with `swift rollout`"
@@ -209,40 +277,55 @@ class Health:
             with self._changed:
                 self._changed.wait(LOOK_S)
 
-    def begin_version(self, begin: Callable[[int], None]) -> tuple[int, dict[ServerSession, int]]:
-        """The number of a new version, above those of all before, for which `begin` is called; and the servers that get
-        it, with their epochs."""
+    def begin_version(self, begin: Callable[[int], None]) -> tuple[int, list[Stay]]:
+        """Returns the number of a new version, above those of all before, for which `begin` is called; and the servers
+        that get it."""
         with self._changed:
-            version = max(max(self._served.current) + 1, *self._awaiting_weights.values(), 0)
+            behind = self._in(ServerState.BEHIND)
+            version = max(max(self._served.current) + 1, *(one.needs for one in behind), 0)
             begin(version)
             self._served.pushing(version)
-            targets = [one for one in self.sessions if one.ready or one in self._awaiting_weights]
-            self._awaiting_weights.clear()
-            return version, {one: one.epoch for one in targets}
+            for server in behind:
+                self._enter(server, ServerState.UPDATING)
+            get_it = (ServerState.READY, ServerState.UPDATING)
+            return version, [one.stay for one in self._servers.values() if one.state in get_it]
 
-    def has_newest(self, session: ServerSession, epoch: int) -> None:
+    def start_update(self, stay: Stay, push: Callable[[], None]) -> threading.Thread:
+        """Runs `push` in a thread, whose end is waited for before the server gets weights again."""
+        thread = threading.Thread(target=push, name=f"push {stay.session.url}", daemon=True)
+        with self._changed:
+            if stay.session in self._servers:
+                self._servers[stay.session].pushing = thread
+        thread.start()
+        return thread
+
+    def has_newest(self, stay: Stay) -> None:
         """The training thread has brought a server up to date."""
         with self._changed:
-            if not session.ready and session.epoch == epoch:
-                self._take_in(session)
+            if not stay.over and self.state(stay.session) is ServerState.UPDATING:
+                self._take_in(self._servers[stay.session])
 
-    def _wait_for(self, session: ServerSession) -> None:
+    def _in(self, state: ServerState) -> list[_Server]:
+        return [one for one in self._servers.values() if one.state is state]
+
+    def _wait_for(self, server: _Server) -> None:
         """Has a thread bring it back, unless it has left meanwhile."""
         with self._changed:
-            if not session.left:
-                name = f"restore {session.url}"
-                session.restoring = threading.Thread(target=self._restore, args=(session,), name=name, daemon=True)
-                session.restoring.start()
+            if server.state is not ServerState.LEFT:
+                name = f"restore {server.session.url}"
+                server.restoring = threading.Thread(target=self._restore, args=(server,), name=name, daemon=True)
+                server.restoring.start()
 
-    def _see_off(self, session: ServerSession) -> None:
+    def _see_off(self, server: _Server) -> None:
         """Closes a session in a thread, once nobody works with it; all that work has deadlines. Under the lock."""
+        session = server.session
 
         def close() -> None:
             try:
-                if session.restoring is not None:
-                    session.restoring.join()
+                if server.restoring is not None:
+                    server.restoring.join()
                 with self._changed:
-                    while session.users:
+                    while server.users:
                         self._changed.wait(LOOK_S)
                 session.close()
             finally:
@@ -254,39 +337,44 @@ class Health:
         self._leaving[session.url] = threading.Thread(target=close, name=f"leave {session.url}", daemon=True)
         self._leaving[session.url].start()
 
-    def _take_out(self, session: ServerSession) -> None:
-        if [one for one in self.sessions if one.ready] == [session]:
-            self._none_since = time.monotonic()
-        session.ready = False
-        session.epoch += 1
+    def _enter(self, server: _Server, state: ServerState) -> None:
+        """Changes a server's state; under the lock."""
+        if state in (ServerState.AWAY, ServerState.GIVEN_UP, ServerState.LEFT):
+            if self._in(ServerState.READY) == [server]:
+                self._none_since = time.monotonic()
+            server.stay.over = True
+            server.stay = Stay(server.session, over=state is ServerState.LEFT)
+        server.state = state
         self._changed.notify_all()
 
-    def _take_in(self, session: ServerSession) -> None:
-        session.ready = self._returned = True
-        does = "is back" if session.joined else "joins"
-        text = f"the rollout server at {session.url} {does} with weight version {max(self._served.current)}"
-        self._tell("server_restored" if session.joined else "server_joined", text, server=session.url)
-        logger.info("%s: %d of %d servers", text, len(self.ready), len(self.sessions))
-        session.joined = True
-        self._changed.notify_all()
+    def _take_in(self, server: _Server) -> None:
+        url = server.session.url
+        self._enter(server, ServerState.READY)
+        self._returned = True
+        does = "is back" if server.joined else "joins"
+        text = f"the rollout server at {url} {does} with weight version {max(self._served.current)}"
+        self._tell("server_restored" if server.joined else "server_joined", text, server=url)
+        logger.info("%s: %d of %d servers", text, len(self.ready), len(self._servers))
+        server.joined = True
 
-    def _restore(self, session: ServerSession) -> None:
+    def _restore(self, server: _Server) -> None:
         """Waits for a server until it has the newest weights, is given up, has left, or the run ends."""
-        epoch = session.epoch
+        session = server.session
+        stay = server.stay
         quiet_until = 0.0
         superseded = 0
 
         def report(line: str) -> None:
             """The countdown; seldom while other servers work."""
             nonlocal quiet_until
-            self._check_wanted(session)
+            self._check_wanted(server)
             if not self.ready or time.monotonic() >= quiet_until:
                 logger.info(line)
                 quiet_until = time.monotonic() + _QUIET_S
 
         while True:
             try:
-                if self._bring_back(session, report, patient=superseded >= _MAX_SUPERSEDED):
+                if self._bring_back(server, report, patient=superseded >= _MAX_SUPERSEDED):
                     return
             except _Unwanted:
                 return
@@ -296,60 +384,61 @@ class Health:
                 continue
             except SwiftError as error:
                 if isinstance(error, GIVEN_UP) or not isinstance(error, ServerUnreachable):
-                    self.give_up(session, epoch, error)
+                    self.give_up(stay, error)
                     return
-                if session not in self._overdue and len(self.sessions) > 1:
-                    going_on = f"continuing with {len(self.ready)} of {len(self.sessions)} servers"
+                if server.error is None and len(self._servers) > 1:
+                    going_on = f"continuing with {len(self.ready)} of {len(self._servers)} servers"
                     logger.warning("%s: %s", error, going_on if self.ready else "there is no other one")
                 with self._changed:
-                    self._overdue[session] = error
+                    server.error = error
                     self._changed.notify_all()
             except Exception as error:
-                if self._closed or session.left:  # its connections may have been closed under it
+                if self._closed or server.state is ServerState.LEFT:  # its connections may have been closed under it
                     return
                 logger.exception("bringing %s back failed", session.url)
-                self.give_up(session, epoch, RunFailed(f"bringing {session.url} back failed: {error!r}"))
+                self.give_up(stay, RunFailed(f"bringing {session.url} back failed: {error!r}"))
                 return
 
-    def _bring_back(self, session: ServerSession, report: Callable[[str], None], patient: bool) -> bool:
+    def _bring_back(self, server: _Server, report: Callable[[str], None], patient: bool) -> bool:
         """Waits for a server, at most the session's time; whether nothing is left to do for it here. A `patient` one
         gets its weights with the next version, if others work until then. Raises as `ServerSession.wait_until_back` and
         `push`, and _Unwanted."""
+        session = server.session
         with self._changed:
             # A version that is being written is waited for: the training thread completes it, or ends the run. So is
             # the end of an earlier session with this server, which gives its lease back.
             while self._snapshot.writing or session.url in self._leaving:
-                self._check_wanted(session)
+                self._check_wanted(server)
                 self._changed.wait(LOOK_S)
             version = self._snapshot.version
             session.adapters = self._snapshot.adapter is not None
-        check_wanted = partial(self._check_wanted, session)
+        check_wanted = partial(self._check_wanted, server)
         target = session.wait_until_back(self._served.current, report, check_wanted, self._members)
         with self._changed:
-            self._overdue.pop(session, None)
-        if session.pushing is not None and session.pushing.is_alive():
+            server.error = None
+        if server.pushing is not None and server.pushing.is_alive():
             # A push in which it was lost ends with its next answer, and may have succeeded.
-            while session.pushing.is_alive():
-                self._check_wanted(session)
-                session.pushing.join(LOOK_S)
+            while server.pushing.is_alive():
+                self._check_wanted(server)
+                server.pushing.join(LOOK_S)
             return False
         if target is not None:
             with self._changed:
-                self._check_wanted(session)
+                self._check_wanted(server)
                 if not self._is_newest(version):
                     return False
                 if not self._snapshot.whole or (patient and self.ready):
-                    self._awaiting_weights[session] = target
-                    self._changed.notify_all()
+                    server.needs = target
+                    self._enter(server, ServerState.BEHIND)
                     return True
                 self._served.pushing(target, again=True)
             with self._using(session):
-                session.push(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
+                session.update(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
         with self._changed:
-            self._check_wanted(session)
+            self._check_wanted(server)
             if not self._is_newest(version):
                 return False
-            self._take_in(session)
+            self._take_in(server)
         return True
 
     @contextmanager
@@ -357,26 +446,27 @@ class Health:
         """While one works with a server: it is not closed, and nobody gives up waiting for it. Raises _Unwanted where
         it has left."""
         with self._changed:
-            if session.left:
+            server = self._servers.get(session)
+            if server is None:
                 raise _Unwanted
-            session.users += 1
+            server.users += 1
         try:
             yield
         finally:
             with self._changed:
-                session.users -= 1
+                server.users -= 1
                 self._changed.notify_all()
 
     def _members(self) -> list[tuple[str, ServerInfo]]:
-        """Those that a newcomer must be like, and none of."""
+        """Returns the servers that a newcomer must be like, and must not be one of."""
         with self._changed:
-            return [*self._like, *((one.url, one.info) for one in self.sessions if one.joined)]
+            return [*self._like, *((one.session.url, one.session.info) for one in self._servers.values() if one.joined)]
 
     def _is_newest(self, version: int) -> bool:
         return self._snapshot.version == version and not self._snapshot.writing
 
-    def _check_wanted(self, session: ServerSession) -> None:
-        if self._closed or session.left:
+    def _check_wanted(self, server: _Server) -> None:
+        if self._closed or server.state is ServerState.LEFT:
             raise _Unwanted
 
 

@@ -3,7 +3,6 @@ are spread over them in `router.py`."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import resource
@@ -13,22 +12,23 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from swift_r1.errors import UsageError
 from swift_r1.record.events import Events
 from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health
-from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health, Stay
+from swift_r1.rollout.pool.router import RequestLoops, Router
 from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
-from swift_r1.sync.tree import Link, fanout_of, joined
-from swift_r1.sync.writer import Bucket
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
+from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
+from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _AT_ONCE = 64  # servers that are asked for something else than completions
 _FILES = 256
 _FILES_EACH = 4
 _MOST_FILES = 1 << 16
+_FILE_LOOK_S = 0.5
+_FILE_CLOSE_S = 10.0
 
 
 class ServerPool:
@@ -94,10 +96,11 @@ class ServerPool:
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
-        self.stale = 0  # answers by weights of this run that were too old
+        self._refused = 0  # answers by weights of this run that were too old, and those of servers that have left
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
         self._bytes_of_left = 0
         self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
+        self._loops = RequestLoops()
 
     @property
     def sessions(self) -> Sequence[ServerSession]:
@@ -111,14 +114,15 @@ class ServerPool:
     def close(self) -> None:
         """Ends the waiting for servers, gives the leases back, and closes the connections."""
         self.health.close()
+        self._loops.close()
 
     def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
-        """From now on the servers are those of these `urls`: a newcomer's session, which `make` makes, joins, and who
+        """Makes the servers those of these `urls`: a newcomer's session, which `make` makes, joins, and who
         is no longer named leaves. To be called by one thread."""
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
             with self._counting:
-                self.stale += members[url].refused
+                self._refused += members[url].take_refused()
                 self._bytes_of_left += members[url].writer.sent_bytes
                 self.health.leave(members[url])
         for url in sorted(set(urls) - members.keys()):
@@ -128,19 +132,22 @@ class ServerPool:
 
     def _record(self, session: ServerSession) -> None:
         """A server that comes again writes its lane on."""
-        session.number = self._numbers.setdefault(session.url, len(self._numbers))
-        session.record(self._spans, f"server-{session.number}")
+        number = self._numbers.setdefault(session.url, len(self._numbers))
+        session.record(self._spans, f"server-{number}")
+
+    def count_stale(self) -> None:
+        """Counts an answer by weights of this run that were too old; called by the threads of prefetched rounds."""
+        with self._counting:
+            self._refused += 1
 
     def take_metrics(self) -> dict[str, float]:
-        """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
-        that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
-        of several servers (`slowdown`)."""
+        """Returns what there is to log since the last call: answers that were refused, servers that take work, bytes of
+        weights that were sent to all servers, the share of weights that changed, where versions are compared, and the
+        slowest of several servers (`slowdown`)."""
         with self._counting:
             sessions = self.sessions
-            refused = self.stale + sum(one.refused for one in sessions)
-            self.stale = 0
-            for one in sessions:
-                one.refused = 0
+            refused = self._refused + sum(one.take_refused() for one in sessions)
+            self._refused = 0
             sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
             "rollout/refused": float(refused),
@@ -150,20 +157,19 @@ class ServerPool:
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
-        paces = {one.number: one.take_pace() for one in sessions}
-        return taken | slowdown("server", [paces.get(number, 0.0) for number in range(len(self._numbers))])
+        paces = {one.url: one.take_pace() for one in sessions}
+        return taken | slowdown("server", [paces.get(url, 0.0) for url in self._numbers])
 
     def ask(
         self,
-        requests: Sequence[RolloutRequest],
+        calls: OpenCalls,
         versions: Container[int],
-        on_answer: Callable[[RolloutOutput], None],
-        check_going_on: Callable[[], None] = lambda: None,
-        calls: OpenCalls | None = None,
+        on_answer: Callable[[RolloutOutput], None] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
-        """Completions of all requests, and of `calls` until they are closed, by weights of these `versions`; each
-        output goes to `on_answer` as it comes. Threads may ask at the same time, also while another one pushes.
-        `check_going_on` is called again and again; what it raises ends it.
+        """Asks for completions of the calls, until they are closed, by weights of these `versions`. Each output goes to
+        `on_answer` (default: to the calls) as it comes; `look` (default: theirs) is called again and again, and what it
+        raises ends it. Threads may ask at the same time, also while another one pushes.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
@@ -171,21 +177,25 @@ class ServerPool:
             GatherAgain: see there; what was answered by then has been handed over.
         """
         at_once = max(1, _requests_at_once(len(self.sessions)))
-        if len(requests) > at_once and not self._told_files:
+        if len(calls) > at_once and not self._told_files:
             allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on, at_once, calls).run())
+        with self._loops.one(self.sessions, at_once) as loop:
+            router = Router(
+                self.health, calls, versions, on_answer or calls.answered, look or calls.look, at_once, loop.clients
+            )
+            loop.run(router)
 
-    def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
+    def publish(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
         `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
         try:
             if self.from_device(adapter is not None):
-                self._push_from_device(buckets, adapter)
+                self._send_from_device(buckets, adapter)
             else:
-                self._push_from_snapshot(buckets, adapter)
+                self._send_from_snapshot(buckets, adapter)
         finally:
             if self.snapshot.writing:
                 self.snapshot.end(whole=False)
@@ -197,8 +207,8 @@ class ServerPool:
 
     def published(self) -> None:
         """A new version is served: earlier losses no longer count."""
-        for one in self.health.ready:
-            one.gained()
+        for stay in self.health.ready:
+            stay.session.gained()
 
     def sleep(self, level: int) -> None:
         """The engines give their memory back, except one that is lost while another is there: it stays awake when it is
@@ -230,19 +240,19 @@ class ServerPool:
             self.health.wait_for_any()
             ready = self.health.ready
             with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(ready)))) as threads:
-                done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
+                done = list(threads.map(lambda one: self.health.attempt(one, lambda: work(one.session)), ready))
 
-    def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+    def _send_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         """By NCCL, or to an engine on the same GPU. The snapshot has nothing, so a server that is lost gets its
         weights by another push."""
         with suppress(GatherAgain):
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
-        for session, epoch in targets.items():
-            self._push_to(session, epoch, version, buckets, adapter, lend=not self.by_nccl)
+        for stay in targets:
+            self._update(stay, version, buckets, adapter, lend=not self.by_nccl)
 
-    def _push_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
-        ready = self.health.ready
+    def _send_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        ready = [stay.session for stay in self.health.ready]
         by_http = any(one.writer.transport == HTTP for one in ready)
         compare = by_http if self._compare is None else self._compare
         shared = any(one.takes_files for one in ready)
@@ -252,91 +262,140 @@ class ServerPool:
         links = self._tree(targets)
         faults: list[Exception] = []
 
-        def push_to(session: ServerSession, epoch: int) -> None:
-            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
+        def send_kept(stay: Stay) -> None:
+            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
             try:
-                self._push_to(session, epoch, version, kept, adapter, link=links.get(session))
+                self._update(stay, version, kept, adapter, link=links.get(stay))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
-                if session.epoch == epoch:
+                if not stay.over:
                     faults.append(error)
             finally:
-                if session in links:
-                    links[session].tell(False)
+                if stay in links:
+                    links[stay].tell(False)
 
-        threads: dict[ServerSession, threading.Thread] = {}
-        for session, epoch in targets.items():
-            session.pushing = threads[session] = threading.Thread(target=push_to, args=(session, epoch), daemon=True)
-            session.pushing.start()
+        threads = {stay: self.health.start_update(stay, partial(send_kept, stay)) for stay in targets}
         overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
         self.snapshot.end(whole=True)
-        self._wait_for(threads, targets)
+        self._wait_for(threads)
         if faults:
             raise faults[0]
 
-    def _tree(self, targets: Mapping[ServerSession, int]) -> dict[ServerSession, Link]:
+    def _tree(self, targets: Sequence[Stay]) -> dict[Stay, Link]:
         """The servers that get weights over the network, each with its place in the tree. By itself a tree is made only
         of servers that others reach under the trainer's name for them."""
-        within = [
-            one
-            for one in targets
-            if one.writer.takes_relays and not one.takes_files and (self._fanout is not None or not one.is_on_loopback)
-        ]
+        within = [stay for stay in targets if self._is_within(stay.session)]
         fanout = fanout_of(self._fanout, len(within))
         if fanout and fanout != self._told_fanout:
             logger.info("weights go to %d of %d servers, which pass them on (--weight_fanout)", fanout, len(within))
             self._told_fanout = fanout
 
-        def wanted(session: ServerSession, epoch: int) -> Callable[[], bool]:
-            return lambda: session.epoch == epoch
+        def link(stay: Stay) -> Link:
+            return Link(stay.session.client, stay.session.writer.token, lambda: not stay.over)
 
-        links = [Link(one.client, one.writer.token, wanted(one, targets[one])) for one in within]
-        return dict(zip(within, joined(links, fanout), strict=True))
+        return dict(zip(within, joined([link(stay) for stay in within], fanout), strict=True))
 
-    def _push_to(
+    def _is_within(self, session: ServerSession) -> bool:
+        reached = self._fanout is not None or not session.is_on_loopback
+        return session.writer.takes_relays and not session.takes_files and reached
+
+    def _update(
         self,
-        session: ServerSession,
-        epoch: int,
+        stay: Stay,
         version: int,
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None,
         lend: bool = False,
         link: Link | None = None,
     ) -> None:
-        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend, link)):
-            self.health.has_newest(session, epoch)
+        if self.health.attempt(stay, lambda: stay.session.update(version, buckets, adapter, lend, link)):
+            self.health.has_newest(stay)
 
-    def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
+    def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
         looked = dict(heard)  # oldest first
 
-        def look(session: ServerSession) -> None:
+        def look(stay: Stay) -> None:
             asked = time.monotonic()
-            if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
-                heard[session] = time.monotonic()
-            elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
+            client = stay.session.client
+            if client.is_alive(min(_HEALTH_S, client.silence_s)):
+                heard[stay] = time.monotonic()
+            elif asked - heard[stay] > client.silence_s:  # as in `RolloutClient.watch`
                 raise ServerLost
 
         # In threads: silent servers would keep the others from being looked at.
         with ThreadPoolExecutor(_AT_ONCE) as looks:
-            while running := {one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]}:
+            while running := {stay for stay, thread in threads.items() if thread.is_alive() and not stay.over}:
                 threads[next(iter(running))].join(LOOK_S)
-                for session in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
-                    if (now := time.monotonic()) - looked[session] <= _HEALTH_S:
+                for stay in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
+                    now = time.monotonic()
+                    if now - looked[stay] <= _HEALTH_S:
                         break
-                    del looked[session]
-                    if session in running:
-                        looked[session] = now
-                        looks.submit(self.health.attempt, session, epochs[session], partial(look, session))
+                    del looked[stay]
+                    if stay in running:
+                        looked[stay] = now
+                        looks.submit(self.health.attempt, stay, partial(look, stay))
+
+
+class Membership:
+    """Has a pool follow a file (`wire/server_file.py`), from now on until `close`.
+
+    What the file says counts once it was the same in two looks, half a second apart: it may be half-written. While it
+    cannot be read the servers stay. A line that is no URL is left out.
+
+    Args:
+        make: makes the session with a newcomer, see `ServerPool.follow`.
+    """
+
+    def __init__(self, path: Path, pool: ServerPool, make: Callable[[str], ServerSession]) -> None:
+        self._path = path
+        self._pool = pool
+        self._make = make
+        self._seen: bytes | OSError | None = None
+        self._followed: bytes | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="server file", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(_FILE_CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closed.wait(_FILE_LOOK_S):
+            try:
+                self._look()
+            except Exception:  # such as too many open files
+                logger.exception("%s is not followed until it changes again", self._path)
+
+    def _look(self) -> None:
+        try:
+            seen = self._path.read_bytes()
+        except OSError as error:
+            if not isinstance(self._seen, OSError):
+                why = error.strerror or error
+                logger.warning("%s cannot be read (%s): the rollout servers stay as they are", self._path, why)
+            self._seen = error
+            return
+        before = self._seen
+        self._seen = seen
+        if seen != before or seen == self._followed:
+            return
+        self._followed = seen
+        servers = parsed(seen.decode(errors="replace"), str(self._path))
+        for fault in servers.faults:
+            logger.warning("%s: left out", fault)
+        self._pool.follow(servers.urls, self._make)
 
 
 def _requests_at_once(servers: int) -> int:
-    """For how many requests there are files: one that waits for its answer has a connection of its own. Raises this
-    process's limit, usually 1,024, as far as the system allows."""
+    """Returns for how many requests there are files: one that waits for its answer has a connection of its own. Raises
+    this process's limit, usually 1,024, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < (raised := min(hard, _MOST_FILES)):
+    raised = min(hard, _MOST_FILES)
+    if soft < raised:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = raised
     return soft - _FILES - _FILES_EACH * servers

@@ -15,8 +15,7 @@ from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.sync.device_memory import own_gpu
 from swift_r1.sync.transport import AUTO, IPC, SHM
-from swift_r1.sync.tree import Link
-from swift_r1.sync.writer import Bucket, WeightWriter
+from swift_r1.sync.writer import Bucket, Link, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class ServerLost(Exception):
 
 
 def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
-    """What keeps servers, each with its URL, from being used together, in one line."""
+    """Returns in one line what keeps servers, each with its URL, from being used together."""
     seen: dict[str, str] = {}
     for url, info in servers:
         if info.instance in seen:
@@ -59,7 +58,8 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
     for url, info in others:
         for name in _ALIKE:
             one = getattr(first, name)
-            if one == (other := getattr(info, name)):
+            other = getattr(info, name)
+            if one == other:
                 continue
             if name == "tokenizer_hash":
                 return f"the rollout servers at {first_url} and {url} have different tokenizers: start them alike"
@@ -69,7 +69,7 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a server must be to serve this run.
+    """The properties that a server needs to serve this run.
 
     `max_tokens` are `--max_length` and `--max_completion_length` together, None where prompts have no limit;
     `completions` are the most that are asked for of one prompt.
@@ -122,13 +122,16 @@ class ServerSession:
         first: ServerInfo | None = None,
         newcomer: bool = False,
     ) -> None:
-        self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
+        self.writer = writer
+        self.client = writer.client
+        self.url = writer.client.base_url
         self._expected = expected
         self._timeout_s = timeout_s
         self._transport = transport
         self._name = f"the rollout server at {self.url}"
         self.first = first or self.client.wait_until_ready(timeout_s, or_asleep=True)
-        if not newcomer and (fault := expected.fault(self.first)) is not None:
+        fault = None if newcomer else expected.fault(self.first)
+        if fault is not None:
             raise UsageError(fault)
         if not newcomer and expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
             logger.warning(
@@ -144,21 +147,12 @@ class ServerSession:
         self._is_lost = False
         self.adapters = False  # alone are pushed
         self.record(Spans(), "")
-        self.refused = 0  # answers by other weights than those asked for
+        self._refused = 0  # answers by other weights than those asked for
         self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
-        # Set by `Health`, except the last, which is the pool's.
-        self.ready = self.joined = not newcomer  # it holds the newest weights and takes work; it ever did
-        self.left = False  # it no longer belongs to the run
-        self.failed: SwiftError | None = None  # why it is given up for good
-        self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
-        self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
-        self.restoring: threading.Thread | None = None  # what waits for it
-        self.users = 0  # other threads that work with it
-        self.number = 0  # of its URL among all of the run
 
     @property
     def info(self) -> ServerInfo:
-        """What it is known by, with its present instance."""
+        """The server's info, with its present instance."""
         return self.first.model_copy(update={"instance": self._instance or ""})
 
     def close(self) -> None:
@@ -206,14 +200,23 @@ class ServerSession:
     def take_pace(self) -> float:
         """Seconds a token since the last call, of requests that it has at the same time; 0 without an answer."""
         with self._lock:
-            (seconds, tokens), self._answered = self._answered, (0.0, 0)
+            seconds, tokens = self._answered
+            self._answered = (0.0, 0)
         return seconds / tokens if tokens else 0.0
+
+    def take_refused(self) -> int:
+        """Returns how many answers by other weights came since the last call."""
+        with self._lock:
+            refused = self._refused
+            self._refused = 0
+        return refused
 
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
         """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
         was lost again and again, RunFailed where it refused a request, or answered with other weights."""
         if isinstance(error, OtherWeights):
-            self.refused += 1
+            with self._lock:
+                self._refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise error
@@ -221,7 +224,7 @@ class ServerSession:
             raise error
         self._lost(error)
 
-    def push(
+    def update(
         self,
         version: int,
         buckets: Iterable[Bucket],
@@ -339,7 +342,7 @@ class ServerSession:
             logger.info("%s answers again and holds weight version %d", self._name, info.weight_version)
             return None
         again = "is the same one" if info.instance == self._instance else "was started again"
-        again = again if self.joined else "is there"
+        again = "is there" if self._holds_others else again
         self._instance = info.instance
         target = max(*versions, info.weight_version + 1)
         logger.info(

@@ -1,4 +1,4 @@
-"""What the server asks of an engine, and several copies of a model as one engine."""
+"""The engine as the server sees it, and several copies of a model as one engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HT
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What is known once the engine has loaded."""
+    """The facts that are known once the engine has loaded."""
 
     name: str
     version: str
@@ -65,7 +65,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a completion has grown by: token ids, and text (which may lag behind them)."""
+    """A part by which a completion has grown: token ids, and text (which may lag behind them)."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -105,8 +105,8 @@ class PromptTokenizer:
     def behind(
         self, messages: Sequence[Mapping[str, Any]], place: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...] | None:
-        """What follows the text and the tool calls of the model's turn `messages[place]`, with the opening of the next
-        one; None where the template does not say. Raises HTTPError (400) as `render`."""
+        """Returns what follows the text and the tool calls of the model's turn `messages[place]`, with the opening of
+        the next one; None where the template does not say. Raises HTTPError (400) as `render`."""
         render = partial(templates.rendered, self.tokenizer, **self._given(tools))
         try:
             text = templates.behind_turn(render, self._known(messages), place)
@@ -122,11 +122,11 @@ class PromptTokenizer:
         return tokens
 
     def encode_more(self, text: str) -> tuple[int, ...]:
-        """Of a text that goes on behind others."""
+        """Returns the tokens of a text that goes on behind others."""
         return templates.token_ids(self.tokenizer, text)
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Of each token alone."""
+        """Returns the text of each token alone."""
         for token in token_ids:
             if token not in self._texts:
                 self._texts[token] = str(self.tokenizer.decode([token]))
@@ -150,8 +150,8 @@ class PromptTokenizer:
         return self._arguments | ({"tools": list(tools)} if tools else {})
 
     def _known(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """As templates know them. One that does not know OpenAI's `developer`, the new name of the system, would leave
-        its message out."""
+        """Returns messages as templates know them. One that does not know OpenAI's `developer`, the new name of the
+        system, would leave its message out."""
         if "developer" in templates.tool_template(self.tokenizer):
             return [dict(one) for one in messages]
         return [{**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages]
@@ -189,7 +189,7 @@ class InferenceEngine(Protocol):
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
 
     async def score_top(self, sequence: Sequence[int], top: int) -> Scored:
-        """As `score`, with the `top` likeliest tokens in each place."""
+        """Returns log-probs of given tokens, and the `top` likeliest tokens in each place."""
 
     async def set_score_temperature(self, temperature: float) -> None:
         """Divides all logits by `temperature`. Only for an engine that does nothing else; set it back to 1."""

@@ -149,7 +149,7 @@ class AppendCache(Cache):
                 layer.reorder_cache(cast(torch.LongTensor, rows))
 
     def bytes_per_token(self) -> int:
-        """Of one row, for each token that attention reads; known once a token was read."""
+        """Returns the bytes of one row for each token that attention reads; known once a token was read."""
         held: list[Any] = []
         for layer in self.layers:
             if isinstance(layer, AppendLayer | DynamicLayer):

@@ -176,7 +176,8 @@ class TransformersEngine:
             tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
             if seen is not None:
                 seen[rows, tokens] = True
-            written[rows, step], logprobs[rows, step] = tokens, chosen
+            written[rows, step] = tokens
+            logprobs[rows, step] = chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
                 ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
@@ -184,7 +185,8 @@ class TransformersEngine:
             last = (limits[rows] == step + 1) | unwanted()
             stopped = rows[ended & running]
             full = rows[~ended & running & last]
-            over[stopped], over[full] = True, True
+            over[stopped] = True
+            over[full] = True
             if len(stopped):
                 finish(stopped, step + 1, "stop")
             if len(full):
@@ -249,7 +251,7 @@ class TransformersEngine:
 
 @dataclass(slots=True)
 class _DecodeState:
-    """What the next decode step needs, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
+    """The state of the next decode step, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
     (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is padded."""
 
     cache: AppendCache

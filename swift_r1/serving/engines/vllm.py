@@ -192,7 +192,7 @@ class VllmEngine:
         await self._or_dead(self._llm.wake_up(["weights"] if weights_only else None), "waking up")
 
     async def _or_dead(self, work: Awaitable[Any], what: str) -> None:
-        """For what may leave the engine with only a part of its memory: it cannot be used after a failure."""
+        """Runs what may leave the engine with a part of its memory: it cannot be used after a failure."""
         try:
             await self._in_time(work, what)
         except Exception as error:
@@ -245,7 +245,7 @@ class VllmEngine:
         return await self._in_time(self._llm.collective_rpc(method, args=args), method)
 
     async def _collectively(self, method: str, *args: Any) -> None:
-        """For what the workers do together with the trainer: nothing ends their wait for one that does not come."""
+        """Runs what the workers do together with the trainer: nothing ends their wait for one that does not come."""
         try:
             await self._on_workers(method, *args)
         except TimeoutError as error:
@@ -260,7 +260,8 @@ class VllmEngine:
 
 
 def _gpu() -> str | None:
-    """As `device_memory.gpu_id` has it; asked of the driver, since this process is to take no memory there."""
+    """Returns the GPU's id as `device_memory.gpu_id` has it, asked of the driver, since this process is to take no
+    memory there."""
     from vllm.platforms import current_platform
 
     return current_platform.get_device_uuid().removeprefix("GPU-") if current_platform.is_cuda() else None

@@ -145,8 +145,8 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: boo
 
 
 def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
-    """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU. Raises UsageError where
-    there are too few GPUs."""
+    """Returns the variables in which the copies of the model differ: its GPUs, or its part of the CPU. Raises
+    UsageError where there are too few GPUs."""
     copies = config.vllm_data_parallel_size
     each = config.vllm_tensor_parallel_size
     if copies == 1:

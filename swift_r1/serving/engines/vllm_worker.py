@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes: taking in a new version of the weights."""
+"""Runs inside vLLM's worker processes: takes in a new version of the weights."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class _Update:
 
 
 def _parameter_names(model: nn.Module) -> set[str]:
-    """What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version."""
+    """Maps what vLLM wraps for adapters to its plain name; adapters themselves are no part of a version."""
     return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
 
 

@@ -25,8 +25,8 @@ class ChatRenderer(Protocol):
     def behind(
         self, messages: Sequence[Message], place: int, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...] | None:
-        """What follows the model's turn `messages[place]`, with the opening of an answer; None where the template
-        cannot say."""
+        """Returns what follows the model's turn `messages[place]`, with the opening of an answer; None where the
+        template cannot say."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """A plain text, as a prompt begins."""
@@ -35,13 +35,13 @@ class ChatRenderer(Protocol):
         """A plain text behind others."""
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Of each token alone."""
+        """Returns the text of each token alone."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call says. `settings` is all else that its answer depends on; `prompt` is for plain completions, which
-    have no messages. Digests of it are taken once: a conversation may be long."""
+    """The content of a call. `settings` is all else that its answer depends on; `prompt` is for plain completions,
+    which have no messages. Digests of it are taken once: a conversation may be long."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
@@ -121,7 +121,7 @@ class ModelCall:
         return calls[::-1]
 
     def tokens(self) -> list[int]:
-        """Of the prompt and, once it is there, the answer."""
+        """Returns the tokens of the prompt and, once it is there, the answer."""
         together = array("i")
         for call in self.line():
             together += call.added + call.token_ids

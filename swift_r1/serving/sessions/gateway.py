@@ -34,8 +34,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What the client's HTTP library says: that it tries a call again, and by which key a repeated call is known; how
-    many equal calls it has made before this one, which may come later; and the keys of calls that it has given up."""
+    """The words of the client's HTTP library: that it tries a call again, and by which key a repeated call is known;
+    how many equal calls it has made before this one, which may come later; and the keys of calls that it has given
+    up."""
 
     retried: bool = False
     key: str | None = None

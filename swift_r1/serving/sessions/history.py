@@ -1,4 +1,4 @@
-"""What an agent sends with a call, compared with what was there: does it continue a conversation, and if not, why not.
+"""Compares what an agent sends with what was there: does it continue a conversation, and if not, why not.
 
 Each message has a key; two messages with one key mean the same to the conversation. For the model's own messages that
 is wider than equality: agents send them back with other white space, `null` for no text, reasoning in a field of its
@@ -77,8 +77,8 @@ def _said(text: str, reasoning: str) -> tuple[str, str]:
 
 
 def _arguments(text: str) -> str:
-    """Of a tool call: JSON of one form; a text that is none, or is nested beyond reading, without its outer white
-    space."""
+    """Returns a tool call's arguments as JSON of one form; a text that is none, or is nested beyond reading, without
+    its outer white space."""
     try:
         return canonical(json.loads(text, parse_float=_number)).decode()
     except (ValueError, RecursionError):
@@ -110,7 +110,7 @@ def shared_start(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 def kind_of_new(
     now: Sequence[bytes], roles: Sequence[str], was: Sequence[bytes], written: Collection[bytes], system_was: bool
 ) -> Kind:
-    """Of a call that extends nothing, against the earlier history that is most like it.
+    """Returns the kind of a call that extends nothing, against the earlier history that is most like it.
 
     Args:
         now, roles: keys and roles of the call's messages.

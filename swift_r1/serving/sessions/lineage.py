@@ -13,7 +13,7 @@ _LIKELY = 64  # calls that one which extends none is compared with: the newest o
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Where a call belongs: behind `parent`, with `added` as the tokens of its prompt behind that call's; `keys` are of
+    """The place of a call: behind `parent`, with `added` as the tokens of its prompt behind that call's; `keys` are of
     the messages that it adds, `head` is the digest of its history."""
 
     parent: ModelCall | None
@@ -73,7 +73,7 @@ class Lineage:
         return Continuation(None, kind, wording.render(asked.messages, asked.tools), [*keys], beginnings[-1])
 
     def _kind(self, asked: Asked, keys: Sequence[bytes]) -> Kind:
-        """Of a chat that extends nothing."""
+        """Returns the kind of a chat that extends nothing."""
         said = set(keys)
         likeliest: tuple[tuple[int, int, int], ModelCall, list[bytes]] | None = None
         for call in self._open():

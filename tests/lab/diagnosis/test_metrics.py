@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swift_r1.record.metrics import slowdown
-from swift_r1.rollout.texts import N, letter_counts, repeated_ngrams, text_metrics
+from swift_r1.rollout.scoring import N, letter_counts, repeated_ngrams, text_metrics
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.grpo import changed_share, weight_sample

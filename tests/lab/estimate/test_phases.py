@@ -22,7 +22,7 @@ from swift_r1.lab.estimate.phases import (
 )
 from swift_r1.lab.estimate.wire import BYTES_PER_TOKEN, completion_bytes, push_seconds
 from swift_r1.lab.estimate.work import Efficiency, Round, alive, lengths
-from swift_r1.sync.tree import levels_of, parent_of
+from swift_r1.sync.writer import levels_of, parent_of
 from tests.lab.estimate.conftest import SMALL
 
 MODEL = from_config(SMALL)  # 308 numbers without embedding and head (40), 2 layers, 8 numbers in the cache per token

@@ -134,7 +134,7 @@ class Relays:
 
 
 def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], AsyncIterator[bytes]]:
-    """What goes to the other server: what has changed, if it holds what changes, else the whole file."""
+    """Returns what goes to the other server: what has changed, if it holds what changes, else the whole file."""
     headers = {
         wire.LEASE_HEADER: request.lease,
         wire.VERSION_HEADER: str(request.version),
