@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pebble import ProcessFuture, ProcessPool
-
 from swift_r1.record.spans import Spans
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn, RewardFlags
 from swift_r1.rewards.worker import load_nothing
+from swift_r1.workers.pool import WorkerCall
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -57,12 +56,10 @@ class RewardAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A call that was given to the workers of a pool; `limit` in seconds."""
+    """A call that was given to the workers of a pool."""
 
     call: RewardCall
-    future: ProcessFuture[Any]
-    limit: float
-    pool: ProcessPool
+    given: WorkerCall[tuple[list[ItemOutcome], float]]
 
 
 class RewardCaller(ABC):

@@ -23,7 +23,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import TextIO
 
-from swift_r1.workers.confine import end_group, end_strays, end_whole
+from swift_r1.workers.killing import end_group, end_marked, end_whole
 
 OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
 _DROPPED = b"\n[more output of this reward call is dropped]\n"
@@ -130,13 +130,13 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
-                    strays = end_strays(mark, frozenset(workers.values()))
+                    strays = end_marked(mark, frozenset(workers.values()))
                     if strays:
                         _say(f"ended {len(strays)} processes that rewards left behind")
     # The workers with all that is below them; then what carries the mark and has no worker any more.
     end_whole(list(workers.values()))
     deadline = time.monotonic() + _END_SECONDS
-    while end_strays(mark, frozenset()) and time.monotonic() < deadline:
+    while end_marked(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from swift_r1.errors import UsageError, describe
 from swift_r1.plugins.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
 from swift_r1.plugins.environments.kinds import KINDS
 from swift_r1.runtime.processes import end_with_parent, leave
-from swift_r1.workers.confine import confine, end_group, end_strays, end_whole
+from swift_r1.workers.confine import confine
+from swift_r1.workers.killing import end_group, end_marked, end_whole
 
 ROWS_SECONDS = 1800.0
 """For an environment to load and give its rows; it may download them."""
@@ -47,20 +49,22 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
     """The lines that the process wrote, and why it did not write all of them. `kept` are the variables that it sees
     although they look like secrets (`confine`), as episodes do."""
     # Files, not pipes: what the environment has started and left would hold those open.
+    mark = secrets.token_hex(8)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", __spec__.name]
         environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
         try:
-            process.communicate(json.dumps(asked).encode(), seconds)
+            process.communicate(json.dumps({**asked, "mark": mark}).encode(), seconds)
         except subprocess.TimeoutExpired:
             pass  # it has no exit code
         finally:
             code = process.poll()
-            end_whole([process.pid] if code is None else [])
-            process.wait()
+            if code is None:
+                end_whole([process.pid])
+                process.wait()
             end_group(process.pid)
-            end_strays(_mark_of(process.pid), frozenset())
+            end_marked(mark)
         output.seek(0)
         lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
         errors.seek(0)
@@ -71,11 +75,6 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
         how = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
         fault = f"--env {asked['spec']}: its process {how}; its last line: {end[:300]}"
     return [line for line in lines if "fault" not in line], fault
-
-
-def _mark_of(pid: int) -> str:
-    """What everything below that process has in its environment."""
-    return f"environment:{pid}"
 
 
 def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dict[str, Any]]:
@@ -124,7 +123,7 @@ def _version(package: str | None) -> str:
 def _main(output: TextIO) -> int:
     end_with_parent(signal.SIGKILL)
     asked = json.load(sys.stdin)
-    confine(_mark_of(os.getpid()), asked["kept"])
+    confine(asked["mark"], asked["kept"])
 
     def tell(line: Mapping[str, Any]) -> None:
         output.write(json.dumps(line, default=_plain) + "\n")

@@ -33,14 +33,14 @@ from functools import cache
 from typing import Any, ClassVar, NoReturn
 
 from swift_r1.errors import UsageError, a_kind, describe
-from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
-from swift_r1.workers.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
+from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine, limit_memory
+from swift_r1.workers.killing import end_children, end_group, end_whole
 
 _KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
 _READ = 1 << 16
 _MOST_FILES = 1 << 16
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _KEY = "idempotency-key"
 _TOLD = 100  # so many of the calls that were given up are named to the gateway with the next one
 MAX_RETRIES = 5  # of a call, by the client that classes get
@@ -114,7 +114,7 @@ class Parent:
 
     def close(self) -> None:
         end_whole([one.pid for one in self._episodes.values()])
-        end_strays(())
+        end_children()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "begin" in message:
@@ -166,7 +166,7 @@ class Parent:
         os.close(episode.pidfd)
         del self._episodes[episode.number]
         end_group(episode.pid)
-        end_strays([one.pid for one in self._episodes.values()])
+        end_children([one.pid for one in self._episodes.values()])
         for descriptor in list(episode.pipes):
             while episode.hear(descriptor):
                 pass
@@ -353,7 +353,7 @@ def main(descriptor: int) -> int:
             return 0
         heard += data
     order = Order(**json.loads(heard))
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    os.environ.update(ONE_THREAD)
     confine(mark_of(os.getpid()), order.kept)
     for name in ("NO_PROXY", "no_proxy"):  # the gateway is here, whatever proxy --reward_env keeps
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.rewards.pool import START_SECONDS
 from swift_r1.rollout.agents.parent import Order, mark_of
-from swift_r1.workers.confine import end_strays
+from swift_r1.workers.killing import end_marked
+from swift_r1.workers.pool import START_SECONDS
 
 _LONGEST_LINE = 64 << 20
 _END_SECONDS = 15.0  # for the parent to end all episodes and itself
@@ -130,7 +130,7 @@ class AgentProcesses:
                 if not ended.done():
                     ended.set_result(EpisodeExit(**said))
         # The parent was killed, and its children with it, but not what is below them.
-        await asyncio.to_thread(end_strays, mark_of(self.pid), frozenset())
+        await asyncio.to_thread(end_marked, mark_of(self.pid))
         for ended in self._waiting.values():
             if not ended.done():
                 ended.set_result(EpisodeExit(None))
