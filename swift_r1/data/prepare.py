@@ -156,10 +156,12 @@ def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> 
     """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+    class Bar(tqdm):  # type: ignore[misc]  # it has no types
+        monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+
     logged = time.monotonic()
     done = 0
-    with tqdm(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
+    with Bar(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
         for block in blocks:
             yield block
             done += block.drops.seen

@@ -83,14 +83,12 @@ class _Episode:
 
 
 class Parent:
-    """Starts episodes, hears what they say, and tells when they have ended."""
+    """Starts episodes, each with the limits of open `files`, reads what they write, and tells when they have ended."""
 
-    def __init__(self, control: socket.socket, order: Order) -> None:
+    def __init__(self, control: socket.socket, order: Order, files: tuple[int, int]) -> None:
         self._control = control
         self._order = order
-        # Each episode has up to four files here; their own limit stays as it was, usually 1,024.
-        self._files = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+        self._files = files
         self._episodes: dict[int, _Episode] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -364,7 +362,10 @@ def main(descriptor: int) -> int:
         return 2
     gc.collect()
     gc.freeze()  # pages that are not written stay shared with the episodes
-    parent = Parent(control, order)
+    # Each episode has up to four files here; their own limit stays as it was, usually 1,024.
+    files = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+    parent = Parent(control, order, files)
     control.sendall(b'{"ready": true}\n')
     try:
         with contextlib.suppress(ConnectionError):  # the trainer is gone, and has not read everything
