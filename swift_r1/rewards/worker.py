@@ -104,7 +104,7 @@ def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, in
 def _call_all(
     reward: Reward, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
 ) -> list[ItemOutcome]:
-    """One item after the other; coroutines together.
+    """Calls a reward for one item after the other, or for all together where it is a coroutine.
 
     All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
     connections, a lock) is still good at its next call. Between two calls the loop stands still.
@@ -133,7 +133,7 @@ def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
 
 
 def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]) -> list[ItemOutcome] | None:
-    """One call for all items; None where it fails."""
+    """Calls a reward once for all items; None where it fails."""
     sizes = [len(item.completions) for item in items]
     texts = [text for item in items for text in item.completions]
     columns = {name: [value for item in items for value in item.columns[name]] for name in items[0].columns}
@@ -188,7 +188,8 @@ async def _call_together(
 
 
 def checked(returned: Any, count: int) -> ItemOutcome:
-    """What a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a failure.
+    """Returns what a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a
+    failure.
 
     Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
     invalid, an exception for its own cause. Nothing is ever broadcast.

@@ -169,7 +169,7 @@ class _WorkerProcess(SpawnProcess):
             end_whole([self.pid])
 
     def is_alive(self) -> bool:
-        """Where it has ended by itself, what is left of its process group ends too."""
+        """Returns whether the process runs; where it has ended by itself, ends what is left of its process group."""
         alive = super().is_alive()
         if self.pid is not None and not alive:
             end_group(self.pid)

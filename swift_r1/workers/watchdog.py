@@ -141,7 +141,7 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
 
 
 def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
-    """A new worker: its pidfd, its id, and the thread that shows what it prints."""
+    """Returns a new worker: its pidfd, its id, and the thread that shows what it prints."""
     connection, _ = listener.accept()
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.getuid():

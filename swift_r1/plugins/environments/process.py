@@ -30,7 +30,7 @@ ROWS_SECONDS = 1800.0
 
 
 def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
-    """The environment's own rows. Raises UsageError where it has none, or fails."""
+    """Yields the environment's own rows. Raises UsageError where it has none, or fails."""
     asked = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
     lines, fault = _asked(asked, ROWS_SECONDS)
     if fault is not None:
@@ -41,13 +41,13 @@ def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: st
 def try_environment(
     spec: str, args: Mapping[str, Any], kept: Sequence[str], rows: int, seconds: float
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """What `_tried` gives, as far as it came within so many seconds, and what went wrong."""
+    """Returns the lines of `_tried`, as far as it came within so many seconds, and what went wrong."""
     return _asked({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
 
 
 def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
-    """The lines that the process wrote, and why it did not write all of them. `kept` are the variables that it sees
-    although they look like secrets (`confine`), as episodes do."""
+    """Returns the lines that the process wrote, and why it did not write all of them. `kept` are the variables that it
+    sees although they look like secrets (`confine`), as episodes do."""
     # Files, not pipes: what the environment has started and left would hold those open.
     mark = secrets.token_hex(8)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -78,7 +78,7 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
 
 
 def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dict[str, Any]]:
-    """One line with the first rows, then one for each episode that is tried on the first of them."""
+    """Yields one line with the first rows, then one for each episode that is tried on the first of them."""
     rows = list(islice(agent.rows("train", count), count))
     package = KINDS[spec.partition(":")[0]].package
     yield {"rows": rows, "version": _version(package)}
@@ -146,7 +146,7 @@ def _main(output: TextIO) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Of values that JSON has no form for, numbers and lists of numpy as such; the rest as text."""
+    """Returns numbers and lists of numpy as such, and other values that JSON has no form for as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

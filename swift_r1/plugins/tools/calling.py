@@ -82,7 +82,7 @@ class _BadArguments(ValueError):
 
 @cache
 def _checked(name: str) -> Any:
-    """The tool, which refuses arguments that are not of its types; a list of JSON is a tuple too."""
+    """Returns the tool, which refuses arguments that are not of its types; a list of JSON is a tuple too."""
     from pydantic import ConfigDict, TypeAdapter
 
     function: Any = tools[name]
@@ -103,7 +103,7 @@ def _text(result: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """One short line."""
+    """Returns one short line."""
     from pydantic import ValidationError
 
     text = one_line(error)

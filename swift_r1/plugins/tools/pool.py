@@ -60,7 +60,7 @@ class ToolPool:
             )
 
     async def call(self, calls: Sequence[ToolCall], names: Collection[str]) -> list[ToolAnswer]:
-        """The answers to the calls of a turn, which run together; `names` are those that the model may call."""
+        """Returns the answers to the calls of a turn, which run together; `names` are those that the model may call."""
         self.running += len(calls)
         try:
             return list(await asyncio.gather(*(self._answer(call, names) for call in calls)))

@@ -117,7 +117,7 @@ class _Turns(MultiTurnScheduler):
         return {"infer_request": infer_request}
 
     def _parsed(self, choice: ChatCompletionResponseChoice, turn: int) -> Parsed:
-        """The model's turn, with its special tokens, which belong to the calls of some formats."""
+        """Returns the model's turn, with its special tokens, which belong to the calls of some formats."""
         ids = list(choice.token_ids or ())
         prefix = choice.message.content.removesuffix(self.tokenizer.decode(ids, skip_special_tokens=True))
         shown = ids[:-1] if ids[-1] in self._kit.ends else ids

@@ -218,12 +218,12 @@ class Parent:
 
 
 def mark_of(parent: int) -> str:
-    """What everything below this parent has in its environment."""
+    """Returns what everything below this parent has in its environment."""
     return f"agents:{parent}"
 
 
 def _returned(said: bytearray) -> dict[str, Any]:
-    """What an episode wrote to its pipe for results, nothing for a command."""
+    """Returns what an episode wrote to its pipe for results, nothing for a command."""
     if not said:
         return {}
     try:

@@ -36,7 +36,7 @@ _SESSION = re.compile(wire.SESSION_ID)
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """Of each episode. `seconds` without those in which it waits for the model."""
+    """Holds the limits of each episode. `seconds` do not count while it waits for the model."""
 
     seconds: float
     calls: int | None
@@ -173,13 +173,13 @@ class AgentRunner:
 
 
 def session_name(request_id: str) -> str:
-    """A session's id from a completion's, which no other has."""
+    """Returns a session's id from a completion's, which no other has."""
     name = request_id.replace("/", ".")
     return name if _SESSION.match(name) else blake2b(request_id.encode(), digest_size=16).hexdigest()
 
 
 def row_of(episode: _Episode) -> dict[str, Any]:
-    """What the agent gets."""
+    """Returns what the agent gets."""
     prompt = episode.prompt
     request = episode.request
     own: dict[str, Any] = {"messages": [dict(one) for one in prompt.messages], "prompt_id": prompt.prompt_id}
@@ -208,7 +208,7 @@ class Episodes:
         self._runner.gateway.call(self._begin(asked)).result()
 
     def asked(self, on_done: OnDone) -> list[RolloutRequest]:
-        """The calls of the model that episodes wait for, once all wait or have ended; none when all have."""
+        """Returns the calls of the model that episodes wait for, once all wait or have ended; none when all have."""
         waiting = self._runner.gateway.call(self._settled()).result()
         self.tell(on_done)
         return waiting
@@ -234,7 +234,7 @@ class Episodes:
         return self._ended == len(self._tasks)
 
     def take_ended(self) -> list[list[Conversation]]:
-        """The groups whose episodes have all ended since the last call."""
+        """Returns the groups whose episodes have all ended since the last call."""
         found = []
         while self._done_groups:
             found.append([task.result() for task in self._done_groups.popleft()])

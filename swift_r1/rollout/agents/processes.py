@@ -55,7 +55,7 @@ class AgentProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the parent."""
+        """Returns the process id of the parent."""
         assert self._parent is not None
         return self._parent.pid
 
