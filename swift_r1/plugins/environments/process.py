@@ -31,8 +31,8 @@ ROWS_SECONDS = 1800.0
 
 def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
     """Yields the environment's own rows. Raises UsageError where it has none, or fails."""
-    asked = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
-    lines, fault = _asked(asked, ROWS_SECONDS)
+    request = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
+    lines, fault = _answers(request, ROWS_SECONDS)
     if fault is not None:
         raise UsageError(fault)
     yield from lines
@@ -42,10 +42,10 @@ def try_environment(
     spec: str, args: Mapping[str, Any], kept: Sequence[str], rows: int, seconds: float
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Returns the lines of `_tried`, as far as it came within so many seconds, and what went wrong."""
-    return _asked({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
+    return _answers({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
 
 
-def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
     """Returns the lines that the process wrote, and why it did not write all of them. `kept` are the variables that it
     sees although they look like secrets (`confine`), as episodes do."""
     # Files, not pipes: what the environment has started and left would hold those open.
@@ -55,7 +55,7 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
         environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
         try:
-            process.communicate(json.dumps({**asked, "mark": mark}).encode(), seconds)
+            process.communicate(json.dumps({**request, "mark": mark}).encode(), seconds)
         except subprocess.TimeoutExpired:
             pass  # it has no exit code
         finally:
@@ -68,12 +68,12 @@ def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any
         output.seek(0)
         lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
+        printed = errors.read().decode(errors="replace")
     fault = next((line["fault"] for line in lines if "fault" in line), None)
     if fault is None and code != 0:
-        [end] = deque(said.strip().splitlines() or ["it wrote nothing"], 1)
-        how = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
-        fault = f"--env {asked['spec']}: its process {how}; its last line: {end[:300]}"
+        [end] = deque(printed.strip().splitlines() or ["it wrote nothing"], 1)
+        ending = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
+        fault = f"--env {request['spec']}: its process {ending}; its last line: {end[:300]}"
     return [line for line in lines if "fault" not in line], fault
 
 
@@ -122,26 +122,26 @@ def _version(package: str | None) -> str:
 
 def _main(output: TextIO) -> int:
     end_with_parent(signal.SIGKILL)
-    asked = json.load(sys.stdin)
-    confine(asked["mark"], asked["kept"])
+    request = json.load(sys.stdin)
+    confine(request["mark"], request["kept"])
 
     def tell(line: Mapping[str, Any]) -> None:
         output.write(json.dumps(line, default=_plain) + "\n")
         output.flush()
 
     try:
-        agent = adapter(asked["spec"], asked["args"])
+        agent = adapter(request["spec"], request["args"])
         seed_generators("rows")
-        if asked["do"] == "rows":
-            for row in agent.rows(asked["split"], asked["count"]):
+        if request["do"] == "rows":
+            for row in agent.rows(request["split"], request["count"]):
                 tell(row)
         else:
-            for line in _tried(agent, asked["spec"], asked["rows"]):
+            for line in _tried(agent, request["spec"], request["rows"]):
                 tell(line)
     except UsageError as error:
         tell({"fault": str(error)})
     except Exception as error:  # noqa: BLE001  the environment's
-        tell({"fault": f"--env {asked['spec']} failed: {describe(error)}"})
+        tell({"fault": f"--env {request['spec']} failed: {describe(error)}"})
     return 0
 
 

@@ -39,7 +39,7 @@ class ToolPool:
         self._workers = WorkerPool("tool", int(args.reward_num_workers), partial(start_worker, args, load), registered)
         self._limits = limits
         self._memory = float(args.reward_memory_limit)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.running = 0  # calls that have no answer yet; each gets one within its time limit
         self._worked = 0.0
 
@@ -78,8 +78,8 @@ class ToolPool:
             return ToolAnswer(text, "unknown")
         answer = await self._once(call) or await self._once(call)  # a breakdown of the pool is another call's fault
         answer = answer or ToolAnswer("Error: its process died", "error", cause="its worker process died")
-        if answer.cause is not None and call.name not in self._told:
-            self._told.add(call.name)
+        if answer.cause is not None and call.name not in self._warned:
+            self._warned.add(call.name)
             _logger.warning(
                 "the tool %s failed: %s (told once per tool; the model gets one line)", call.name, answer.cause
             )

@@ -191,13 +191,13 @@ def main(descriptor: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # of the trainer's group: it decides when its episodes end
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
-    heard = b""
-    while not heard.endswith(b"\n"):
+    received = b""
+    while not received.endswith(b"\n"):
         data = control.recv(READ_BYTES)
         if not data:
             return 0
-        heard += data
-    order = Order(**json.loads(heard))
+        received += data
+    order = Order(**json.loads(received))
     os.environ.update(ONE_THREAD)
     confine(mark_of(os.getpid()), order.kept)
     for name in ("NO_PROXY", "no_proxy"):  # the gateway is here, whatever proxy --reward_env keeps

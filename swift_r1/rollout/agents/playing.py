@@ -152,13 +152,15 @@ class AgentRunner:
         if late:
             self.processes.kill(number)
         try:
-            how = await asyncio.wait_for(ended, _KILL_S if late else None)
+            process_end = await asyncio.wait_for(ended, _KILL_S if late else None)
         except TimeoutError as error:
             raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
         limits = self.limits
-        play = EndedEpisode(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
-        self.gateway.gateway.give_up(state, how.given_up)
+        play = EndedEpisode(
+            group, episode.prompt, process_end, late, episode.seconds(), limits.seconds, limits.needs_reward
+        )
+        self.gateway.gateway.give_up(state, process_end.given_up)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation

@@ -125,10 +125,10 @@ class AgentProcesses:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                said = json.loads(line)
-                ended = self._waiting.pop(said.pop("ended"))
+                about = json.loads(line)
+                ended = self._waiting.pop(about.pop("ended"))
                 if not ended.done():
-                    ended.set_result(EpisodeExit(**said))
+                    ended.set_result(EpisodeExit(**about))
         # The parent was killed, and its children with it, but not what is below them.
         await asyncio.to_thread(end_marked, mark_of(self.pid))
         for ended in self._waiting.values():
