@@ -54,12 +54,21 @@ class _Forked:
         return self.written[name].decode(errors="replace")
 
 
+def take_more_files() -> tuple[int, int]:
+    """Raises this process's limit of open files, and returns what it was, usually 1,024: a fork server has up to four
+    files for each process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+    return soft, hard
+
+
 class ForkServer:
     """Starts processes, reads what they write, and tells when they have ended.
 
     Args:
         control: the socket.
         memory: GiB that each process may take beside what this one has.
+        files: limits of each process's open files (`take_more_files`).
         run: runs in the forked process, with its row and the descriptor that it writes its result to; what it returns
             is the exit code.
         outcome: makes of an exit code and a result what `ended` says beside them.
@@ -69,6 +78,7 @@ class ForkServer:
         self,
         control: socket.socket,
         memory: float,
+        files: tuple[int, int],
         run: Callable[[Mapping[str, Any], int], int],
         outcome: Callable[[int, bytes], Mapping[str, Any]],
     ) -> None:
@@ -76,7 +86,7 @@ class ForkServer:
         self._memory = memory
         self._run = run
         self._outcome = outcome
-        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._files = files
         self._forked: dict[int, _Forked] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -84,9 +94,6 @@ class ForkServer:
 
     def serve(self) -> None:
         """Does what it is told until the other end of the socket is gone."""
-        # Each process has up to four files here; their own limit stays as it was, usually 1,024.
-        soft, hard = self._files
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._control:

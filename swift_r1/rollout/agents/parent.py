@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine
-from swift_r1.workers.fork_server import KEPT_BYTES, READ_BYTES, ForkServer
+from swift_r1.workers.fork_server import KEPT_BYTES, READ_BYTES, ForkServer, take_more_files
 
 _KEY = "idempotency-key"
 _TOLD = 100  # so many of the calls that were given up are named to the gateway with the next one
@@ -209,7 +209,8 @@ def main(descriptor: int) -> int:
         return 2
     gc.collect()
     gc.freeze()  # pages that are not written stay shared with the episodes
-    server = ForkServer(control, order.memory, partial(_run_program, order), partial(_outcome, order))
+    run = partial(_run_program, order)
+    server = ForkServer(control, order.memory, take_more_files(), run, partial(_outcome, order))
     control.sendall(b'{"ready": true}\n')
     try:
         with contextlib.suppress(ConnectionError):  # the trainer is gone, and has not read everything
