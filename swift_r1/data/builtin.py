@@ -79,7 +79,7 @@ class ProblemPreprocessor(ResponsePreprocessor):
         return {**rest, "solution": solution, "messages": [{"role": "user", "content": problem}]}
 
     def final(self, answer: Any) -> Any:
-        """The final answer in the row's answer; None leaves the row out."""
+        """Returns the final answer in the row's answer; None leaves the row out."""
         if isinstance(answer, float) and answer.is_integer():
             return str(int(answer))
         if isinstance(answer, list):
@@ -101,7 +101,7 @@ class WorkedPreprocessor(ProblemPreprocessor):
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed`, braces balanced; None where there is none or it is never closed."""
+    r"""Returns the content of the last `\boxed`, braces balanced; None where there is none or it is never closed."""
     found = max(_BOX.finditer(text), key=re.Match.start, default=None)
     if found is None or text[found.end() : found.end() + 1] != "{":
         return None
@@ -110,7 +110,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def closing(text: str, start: int) -> int | None:
-    r"""Where the brace at `start` is closed; `\{` and `\}` do not count."""
+    r"""Returns where the brace at `start` is closed; `\{` and `\}` do not count."""
     depth = 0
     for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
         depth += {"{": 1, "}": -1}.get(token[0], 0)

@@ -55,7 +55,7 @@ class Choices:
             self._rows += self._next(missing)
 
     def row(self, number: int) -> int:
-        """Of a prompt for which one was chosen."""
+        """Returns the row of a prompt for which one was chosen."""
         with self._lock:
             return self._rows[number - self._first]
 
@@ -65,7 +65,7 @@ class Choices:
             self._untold.append((round_, [*outcomes]))
 
     def state(self, taken: int) -> str:
-        """All that is needed to go on after the first `taken` prompts, which are forgotten."""
+        """Returns all that is needed to go on after the first `taken` prompts, which are forgotten."""
         with self._lock:
             del self._rows[: taken - self._first]
             self._first = taken

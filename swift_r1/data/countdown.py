@@ -52,7 +52,7 @@ DEFAULT_SPEC = CountdownSpec()
 
 
 def is_held_out(nums: Sequence[int], target: int) -> bool:
-    """Whether a problem belongs to the held-out set; the same for every seed and every spec."""
+    """Returns whether a problem belongs to the held-out set; the same for every seed and every spec."""
     key = f"{sorted(nums)}={target}".encode()
     return zlib.crc32(key) % HELD_OUT_SHARE == 0
 
@@ -108,7 +108,7 @@ _Join = tuple[float, float, str]
 
 
 def _value(nums: Sequence[int], joins: Sequence[_Join]) -> int | None:
-    """What the joins make of the numbers; None when a division leaves a remainder."""
+    """Returns what the joins make of the numbers; None when a division leaves a remainder."""
     terms = list(nums)
     for first, second, operator in joins:
         a = terms.pop(int(first * len(terms)))
@@ -127,7 +127,7 @@ def _value(nums: Sequence[int], joins: Sequence[_Join]) -> int | None:
 
 
 def _text(nums: Sequence[int], joins: Sequence[_Join]) -> str:
-    """The same joins written down."""
+    """Returns the same joins written down."""
     terms = [str(number) for number in nums]
     for first, second, operator in joins:
         a = terms.pop(int(first * len(terms)))

@@ -18,8 +18,8 @@ _SHOWN = 3
 
 
 def contradictions(rows: Rows, answers: Collection[str] = ()) -> list[str]:
-    """A line for prompts that come with different answers, and one for ids that several rows of a dataset have, with
-    their count and three of them. Columns in `ANSWERS` and in `answers` are answers."""
+    """Returns a line for prompts that come with different answers, and one for ids that several rows of a dataset have,
+    with their count and three of them. Columns in `ANSWERS` and in `answers` are answers."""
     once = rows.once()
     names = ANSWERS.union(answers)
     differing = []
@@ -42,7 +42,7 @@ def contradictions(rows: Rows, answers: Collection[str] = ()) -> list[str]:
 
 
 def _groups(column: np.ndarray) -> list[list[int]]:
-    """The places of each value that a column has several times, except 0."""
+    """Returns the places of each value that a column has several times, except 0."""
     import numpy as np
 
     values, counts = np.unique(column, return_counts=True)

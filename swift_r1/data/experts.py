@@ -28,7 +28,7 @@ class ExpertAnswers:
     seed: int
 
     def drawn(self, first: int, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """The `first`th row that a run takes and those after it, as the tokens of prompt and answer."""
+        """Returns the `first`th row that a run takes and those after it, as the tokens of prompt and answer."""
         order = PromptSampler(len(self.rows), count, seed=self.seed)
         order.load_state_dict(order.state_dict() | {"drawn": first})
         return [self._tokens(self.rows[number]) for number in next(order)]
@@ -39,19 +39,19 @@ class ExpertAnswers:
         return prompt.token_ids, self._answer(row)[: self.longest]
 
     def _answer(self, row: Row) -> tuple[int, ...]:
-        """As the model would write it, with the token that ends its turn."""
+        """Returns an answer as the model would write it, with the token that ends its turn."""
         encoder = self.encoder
         end = encoder.tokenizer.eos_token_id if encoder.turn_end is None else encoder.turn_end
         return (*encoder.tokenize(row[_ANSWER].removeprefix(encoder.response_prefix)), end)
 
     def too_long(self) -> int:
-        """How many answers are cut; few are tokenised, since there are never more tokens than bytes."""
+        """Returns how many answers are cut; few are tokenised, since there are never more tokens than bytes."""
         long = (row for row in self.rows if len(row[_ANSWER].encode()) >= self.longest)
         return sum(len(self._answer(row)) > self.longest for row in long)
 
 
 def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder, longest: int) -> ExpertAnswers:
-    """The rows of data sets, written like `--dataset`, whose last message is an answer. Raises UsageError as
+    """Returns the rows of data sets, written like `--dataset`, whose last message is an answer. Raises UsageError as
     `load_rows`, and where no row has one."""
     rows: list[Row] = []
     for source in open_sources(values, use_hf=flags.use_hf):

@@ -50,7 +50,7 @@ class Lines(NamedTuple):
 
 
 def read_file(path: str | Path) -> Iterator[RawRow]:
-    """The rows of a jsonl, json, csv, parquet or txt file, in order.
+    """Yields the rows of a jsonl, json, csv, parquet or txt file, in order.
 
     Raises:
         UsageError: the file is missing, not readable as what its name says, compressed, or of another kind.
@@ -86,7 +86,8 @@ def check_file(path: Path) -> None:
 
 
 def line_batches(path: str, rows: int) -> Iterator[Lines]:
-    """A file of lines in parts of so many rows, for several processes to parse. Lines without text are not rows."""
+    """Yields a file of lines in parts of so many rows, for several processes to parse. Lines without text are not
+    rows."""
     with open(path, "rb") as file:
         coming = _lines(file)
         index = 0
@@ -96,7 +97,7 @@ def line_batches(path: str, rows: int) -> Iterator[Lines]:
 
 
 def parsed_lines(batch: Lines) -> Iterator[RawRow]:
-    """The rows of a part of a jsonl or txt file."""
+    """Yields the rows of a part of a jsonl or txt file."""
     parse = _text if batch.path.lower().endswith(".txt") else _parse
     for index, (number, line) in enumerate(batch.lines, start=batch.first):
         yield RawRow(index, f"{batch.path}:{number}", *_row_of(line, parse))
@@ -135,7 +136,7 @@ _parse = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def _row_of(line: bytes | None, parse: Callable[[str], Any]) -> tuple[dict[str, Any], str | None]:
-    """The row of a line, or why there is none."""
+    """Returns the row of a line, or why there is none."""
     if line is None:
         return {}, f"the line is longer than {MAX_LINE >> 20} MiB"
     try:
@@ -228,7 +229,8 @@ def _refuse_doubled(where: Path | str, names: list[str]) -> None:
 
 
 def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of range."""
+    """Yields the rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of
+    range."""
     try:
         yield from ((row, None) for row in batch.to_pylist())
     except (ValueError, OverflowError):  # of some row

@@ -32,7 +32,7 @@ class _Unknown(Exception):
 
 
 def fingerprint(value: Any) -> str | None:
-    """A hash of a preprocessor or loader (or several, in lists and dicts); None where its content cannot be
+    """Returns a hash of a preprocessor or loader (or several, in lists and dicts); None where its content cannot be
     determined."""
     sources: dict[str, str] = {}
     try:
@@ -44,7 +44,7 @@ def fingerprint(value: Any) -> str | None:
 
 
 def file_digest(path: str | Path) -> str:
-    """A hash of a file's content; OSError where it cannot be read."""
+    """Returns a hash of a file's content; OSError where it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
@@ -58,7 +58,7 @@ def _own_code() -> str:
 
 
 def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
-    """A value as JSON; adds the sources of the code that it uses to `sources`."""
+    """Returns a value as JSON; adds the sources of the code that it uses to `sources`."""
     if value is None or isinstance(value, bool | int | float | str | bytes | PurePath):
         return [type(value).__name__, repr(value)]
     if id(value) in seen:
@@ -126,7 +126,7 @@ def _add_file(path: Path, package: str, sources: dict[str, str]) -> None:
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Names of modules that a source may import, and of all their parents."""
+    """Yields names of modules that a source may import, and of all their parents."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -141,7 +141,7 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def _found(name: str, folder: Path) -> ModuleSpec | None:
-    """The file of a module that is not loaded; imports nothing."""
+    """Returns the file of a module that is not loaded; imports nothing."""
     places = [*sys.path, str(folder)]
     spec = None
     parts = name.split(".")

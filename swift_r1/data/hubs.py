@@ -32,7 +32,7 @@ _logger = logging.getLogger("swift_r1.data")
 
 @dataclass(frozen=True, slots=True)
 class SetLocation:
-    """Where a set is: an id on a hub (`revision` None: the newest), or a folder (`hub` None)."""
+    """Names the place of a set: an id on a hub (`revision` None: the newest), or a folder (`hub` None)."""
 
     name: str
     hub: Hub | None = None
@@ -40,7 +40,8 @@ class SetLocation:
 
 
 def default_hub(use_hf: bool | None) -> Hub:
-    """The hub of ids without a prefix: `--use_hf`, else the environment's USE_HF, else ModelScope, as in ms-swift."""
+    """Returns the hub of ids without a prefix: `--use_hf`, else the environment's USE_HF, else ModelScope, as in
+    ms-swift."""
     if use_hf is None:
         use_hf = os.environ.get("USE_HF", "").strip().lower() in ("1", "true", "yes", "on")
     return "hf" if use_hf else "ms"
@@ -53,7 +54,7 @@ def ask(hub: Hub) -> _Asked:
 
 
 def why_unreachable(hub: Hub) -> str | None:
-    """Why a hub cannot be reached; None where it answers. Their own clients go on trying for half a minute."""
+    """Returns why a hub cannot be reached; None where it answers. Their own clients go on trying for half a minute."""
     return ask(hub).why()
 
 
@@ -90,12 +91,12 @@ class _Asked:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is written like an id: `owner/name`."""
+    """Returns whether a name is written like an id: `owner/name`."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None
 
 
 def split_rows(place: SetLocation, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:
-    """The rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
+    """Yields the rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
     data = load_split(place, subset, split, streaming=streaming)
     try:
         yield from data
@@ -107,7 +108,7 @@ def split_rows(place: SetLocation, subset: str, split: str, *, streaming: bool) 
 def load_split(
     place: SetLocation, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """One split as `datasets` has it; raises as `split_rows`."""
+    """Returns one split as `datasets` has it; raises as `split_rows`."""
     try:
         return _load(place, None if subset == "default" else subset, split, streaming)
     except UsageError:
@@ -152,7 +153,7 @@ def _load(place: SetLocation, config: str | None, split: str, streaming: bool) -
 
 
 def _modelscope_folder(place: SetLocation) -> str:
-    """The set's files, downloaded or, where ModelScope cannot be reached, as they were last time."""
+    """Returns the set's files, downloaded or, where ModelScope cannot be reached, as they were last time."""
     try:
         from modelscope.hub.snapshot_download import dataset_snapshot_download, snapshot_download
     except ImportError as error:
@@ -182,7 +183,7 @@ def _modelscope_folder(place: SetLocation) -> str:
 def _online_or_cached(
     place: SetLocation, online: Callable[[], T], cached_folder: Callable[[], str], of_folder: Callable[[str], T]
 ) -> T:
-    """What the hub gives; where it cannot be reached, the same of the folder in its cache, with a warning."""
+    """Returns what the hub gives; where it cannot be reached, the same of the folder in its cache, with a warning."""
     assert place.hub is not None
     try:
         return online()

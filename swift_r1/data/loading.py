@@ -91,7 +91,7 @@ class _Collector:
 
 
 def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
-    """All rows that the data flags name, and those held out where the run evaluates.
+    """Returns all rows that the data flags name, and those held out where the run evaluates.
 
     The held-out rows are those of `--val_dataset`; else the share `--split_dataset_ratio` of each dataset; else,
     where the run evaluates, each dataset's own held-out split or rows taken out of its training rows,
@@ -175,23 +175,23 @@ def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) ->
 
 
 def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
-    """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed, and
-    raises as `load_rows`."""
+    """Returns the first good training rows of every dataset, for checks before any model loads. Reads no more than
+    needed, and raises as `load_rows`."""
     sources = open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True)
     _check_column_names(sources, flags)
     found: list[Row] = []
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count if source.samples_itself else None, flags.seed)
-        how = (flags.columns, drops, flags.strict, flags.tool_use)
-        rows = list(islice(preprocessed(source, raws, *how), count))
+        good = preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use)
+        rows = list(islice(good, count))
         require_rows(source, len(rows), drops)
         found += rows
     return found
 
 
 def stream_of(flags: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
-    """The training rows of `--streaming true`; `first` of them are there before more are read."""
+    """Returns the training rows of `--streaming true`; `first` of them are there before more are read."""
     return RowStream(open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True), flags, first, fits)
 
 
@@ -227,7 +227,8 @@ def load_dataset(
 
 
 def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
-    """The columns that every row has, so that a reward can rely on them; `messages` and our own are among them."""
+    """Returns the columns that every row has, so that a reward can rely on them; `messages` and our own are among
+    them."""
     sets = [
         rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows))
         for rows in parts
@@ -237,7 +238,7 @@ def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
 
 
 def row_without(column: str, *parts: Sequence[Row]) -> str | None:
-    """The `prompt_id` of the first row that lacks a column which other rows have; None where none has it."""
+    """Returns the `prompt_id` of the first row that lacks a column which other rows have; None where none has it."""
     lacking: Row | None = None
     some_have = False
     for rows in parts:
@@ -291,5 +292,5 @@ def _choice(among: int, count: int, seed: str) -> list[int]:
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """A total in so many parts that differ by one at most."""
+    """Returns a total in so many parts that differ by one at most."""
     return [total // parts + (number < total % parts) for number in range(parts)]

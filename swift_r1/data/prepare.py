@@ -44,7 +44,7 @@ _LINE_EVERY_S = 10.0
 
 
 def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
-    """What tells one preparation of a run from the others, without looking at the data."""
+    """Returns what tells one preparation of a run from the others, without looking at the data."""
     return json.dumps(
         [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.tool_use.identity()]
     )
@@ -53,7 +53,7 @@ def request_key(source: Source, split: Split, count: int | None, flags: DataFlag
 def prepared_rows(
     source: Source, split: Split, count: int | None, flags: DataFlags, prepared: Mapping[str, str], keep: bool
 ) -> RowStore:
-    """The prepared rows of a split; `count` matters only to a loader that samples itself.
+    """Returns the prepared rows of a split; `count` matters only to a loader that samples itself.
 
     Args:
         prepared: stores that the launcher has made for this run, by request.
@@ -95,7 +95,8 @@ def prepared_rows(
 
 
 def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str | None:
-    """Under what prepared rows are kept; None where the content of the source or its code cannot be determined."""
+    """Returns the name that prepared rows are kept under; None where the content of the source or its code cannot be
+    determined."""
     identity = source.identity(split, count, flags.seed)
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
@@ -128,7 +129,8 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, pat
 
 
 def may_fork() -> bool:
-    """A process that has threads must not fork. The launcher has none, and the trainer uses the launcher's rows."""
+    """Returns whether this process has no threads, beside which it must not fork. The launcher has none, and the
+    trainer uses the launcher's rows."""
     return threading.active_count() == 1
 
 
@@ -153,13 +155,16 @@ def report_drops(source: Source, drops: Drops) -> None:
 
 
 def _with_progress(blocks: Iterable[RowBlock], what: str, total: int | None) -> Iterator[RowBlock]:
-    """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
+    """Yields the blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and
+    then."""
     from tqdm import tqdm
 
-    tqdm.monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+    class Bar(tqdm):  # type: ignore[misc]  # it has no types
+        monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+
     logged = time.monotonic()
     done = 0
-    with tqdm(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
+    with Bar(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
         for block in blocks:
             yield block
             done += block.drops.seen
@@ -173,7 +178,7 @@ _job: tuple[Source, DataFlags] | None = None  # of a worker process
 
 
 def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int) -> Iterator[RowBlock]:
-    """Blocks in order; a few more than the processes can work on are read ahead."""
+    """Yields blocks in order; a few more than the processes can work on are read ahead."""
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(source, flags))
@@ -213,11 +218,11 @@ def _work(task: Task) -> RowBlock:
 
 
 def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
-    """Prepared rows of raw ones."""
+    """Returns the prepared rows of a task's raw ones."""
     drops = Drops()
     rows = []
-    how = (flags.columns, drops, flags.strict, flags.tool_use)
-    for raw, part, row, line in results(source, source.task_rows(task), *how):
+    raws = source.task_rows(task)
+    for raw, part, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
         rows.append(
             {
                 "row": line + b"\n",

@@ -45,7 +45,8 @@ class RowPreprocessor:
         self.columns: dict[str, str] = dict(self.origin_columns)
 
     def preprocess(self, row: Row) -> Preprocessed:
-        """A row with `messages` (OpenAI's chat form) and its other columns, a list of such rows, or None to drop it."""
+        """Returns a row with `messages` (OpenAI's chat form) and its other columns, a list of such rows, or None to
+        drop it."""
         return row
 
     def __call__(self, row: Mapping[str, Any]) -> Preprocessed:
@@ -92,7 +93,7 @@ class AlpacaPreprocessor(ResponsePreprocessor):
 
     @classmethod
     def concat_inst_input(cls, instruction: str | None, input_: str | None) -> str | None:
-        """The instruction and its input on separate lines."""
+        """Returns the instruction and its input on separate lines."""
         return f"{instruction}\n{input_}" if instruction and input_ else instruction or input_
 
     def preprocess(self, row: Row) -> Preprocessed:
@@ -104,7 +105,7 @@ class AlpacaPreprocessor(ResponsePreprocessor):
 
 
 def _parsed(value: Any) -> Any:
-    """Messages or a history, which a file may hold as text: JSON, else a Python literal (no code is run)."""
+    """Returns messages or a history, which a file may hold as text: JSON, else a Python literal (no code is run)."""
     if not isinstance(value, str):
         return value
     try:
@@ -212,7 +213,7 @@ def preprocess_row(function: Preprocess, row: Mapping[str, Any]) -> Preprocessed
 
 
 def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
-    """A copy of `row` with columns renamed; names match whatever their case."""
+    """Returns a copy of `row` with columns renamed; names match whatever their case."""
     if not columns:
         return dict(row)
     names = _new_names(tuple(row), tuple(columns.items()))

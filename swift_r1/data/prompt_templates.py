@@ -67,8 +67,8 @@ _GIVEN = _RENDERED | {"documents", "continue_final_message", "raise_exception", 
 
 
 def with_own_words(template: str, system: str | None, response_prefix: str, arguments: Mapping[str, Any]) -> str:
-    """A chat template that itself adds what `--system` and `--response_prefix` added to it, and takes `arguments` where
-    it is given none.
+    """Returns a chat template that itself adds what `--system` and `--response_prefix` added to it, and takes
+    `arguments` where it is given none.
 
     A conversation's own system message comes before `system`; the prefix opens the model's turn.
     """
@@ -86,7 +86,8 @@ def with_own_words(template: str, system: str | None, response_prefix: str, argu
 
 
 def system_message(value: str | None) -> str | None:
-    r"""The text of `--system`, as in ms-swift: a .txt file's content as it is, else the value with `\n` as newlines.
+    r"""Returns the text of `--system`, as in ms-swift: a .txt file's content as it is, else the value with `\n` as
+    newlines.
 
     Raises UsageError where the file cannot be read.
     """
@@ -131,19 +132,20 @@ def check_read(arguments: Iterable[str], templates: Iterable[str]) -> None:
 
 @lru_cache(maxsize=16)
 def _variables(template: str) -> frozenset[str]:
-    """What a template reads of what it is given."""
+    """Returns what a template reads of what it is given."""
     from jinja2.meta import find_undeclared_variables
 
     return frozenset(find_undeclared_variables(_parsed(template)))
 
 
 def newlines(value: str) -> str:
-    r"""A value of the command line with its `\n` as newlines, as in ms-swift."""
+    r"""Returns a value of the command line with its `\n` as newlines, as in ms-swift."""
     return value.replace("\\n", "\n")
 
 
 def prompt_template(value: str) -> str:
-    """The Jinja text of a `--prompt_template`; UsageError where there is no such template, or it is not Jinja."""
+    """Returns the Jinja text of a `--prompt_template`; UsageError where there is no such template, or it is not
+    Jinja."""
     if value in TEMPLATES:
         return TEMPLATES[value]
     path = Path(value).expanduser()
@@ -163,7 +165,7 @@ def prompt_template(value: str) -> str:
 
 
 def _parsed(template: str) -> Any:
-    """The syntax tree of a template."""
+    """Returns the syntax tree of a template."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_SAID.sub("", template))
@@ -174,8 +176,8 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
-    """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them. The text
-    is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a part of an image,
+    """Returns messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them.
+    The text is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a part of an image,
     video or sound, and what tools answered where it spells any token that has a meaning."""
     import jinja2  # `from` looks for a module of that name each time
 
@@ -191,7 +193,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generati
 
 
 def token_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Of rendered text; no special tokens are added."""
+    """Returns the tokens of rendered text; no special ones are added."""
     ids: list[int] = []
     for part in text.split(_CUT):
         ids += tokenizer(part, add_special_tokens=False)["input_ids"]
@@ -204,7 +206,8 @@ def plain(text: str) -> str:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts of text. Raises ValueError where it has others."""
+    """Returns the text of a message's content, which may be a list of parts of text. Raises ValueError where it has
+    others."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else []
@@ -219,7 +222,7 @@ def text_of(content: Any) -> str:
 
 @lru_cache(maxsize=16)
 def _wants_parts(tokenizer: Any, template: str) -> bool:
-    """Whether a template renders contents only as lists of parts, as those of some multimodal models do."""
+    """Returns whether a template renders contents only as lists of parts, as those of some multimodal models do."""
     from jinja2 import TemplateError
 
     def renders(texts: Sequence[str], in_parts: bool) -> bool:
@@ -240,8 +243,8 @@ def _wants_parts(tokenizer: Any, template: str) -> bool:
 
 
 def _for_template(message: Mapping[str, Any], tokenizer: Any, in_parts: bool) -> dict[str, Any]:
-    """A message as chat templates want it: the arguments of a tool call as an object, where they are the JSON of one,
-    and content that is text, or the one part of a list."""
+    """Returns a message as chat templates want it: the arguments of a tool call as an object, where they are the JSON
+    of one, and content that is text, or the one part of a list."""
     own = dict(message)
     calls = own.get("tool_calls")
     if calls:
@@ -266,7 +269,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _markup(tokenizer: Any, whole: bool) -> re.Pattern[str]:
-    """The first character of each text that is one token with a meaning: special, or a tag. Without `whole` only of
+    """Returns the first character of each text that is one token with a meaning: special, or a tag. Without `whole` only of
     those that stand for a part of an image, video or sound."""
     names = {
         str(about.content)
@@ -280,19 +283,19 @@ def _markup(tokenizer: Any, whole: bool) -> re.Pattern[str]:
 
 
 def templates_of(tokenizer: Any) -> list[str]:
-    """The texts of a tokenizer's chat templates: one, or several by name."""
+    """Returns the texts of a tokenizer's chat templates: one, or several by name."""
     own = getattr(tokenizer, "chat_template", None) or {}
     return [own] if isinstance(own, str) else list(own.values())
 
 
 def tool_template(tokenizer: Any) -> str:
-    """The text of the chat template that renders tools: where there are several by name, that of tool_use."""
+    """Returns the text of the chat template that renders tools: where there are several by name, that of tool_use."""
     own = getattr(tokenizer, "chat_template", None) or ""
     return own if isinstance(own, str) else str(own.get("tool_use") or own.get("default") or "")
 
 
 def has_tools(template: str) -> bool:
-    """Whether a template has a place for tools."""
+    """Returns whether a template has a place for tools."""
     return re.search(r"\btools\b", template) is not None
 
 
@@ -301,8 +304,9 @@ def renders_tools(tokenizer: Any) -> bool:
 
 
 def opening_of(render: Renderer) -> str:
-    r"""The reasoning tags with which the template begins the model's turn: `<think>\n` of QwQ and R1-Distill, an empty
-    block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model says."""
+    r"""Returns the reasoning tags with which the template begins the model's turn: `<think>\n` of QwQ and R1-Distill,
+    an empty block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model
+    says."""
     text = render([{"role": "user", "content": _MARKER}], True)
     # Only what follows the message: a question may end in such a tag too.
     found = _OPENING.search(text.rpartition(_MARKER)[2])
@@ -310,8 +314,8 @@ def opening_of(render: Renderer) -> str:
 
 
 def behind_turn(render: Renderer, messages: Sequence[Mapping[str, Any]], place: int) -> str | None:
-    """What follows the text of the model's turn `messages[place]`, the opening of its next one included; None where the
-    template leaves the turn's text out."""
+    """Returns what follows the text of the model's turn `messages[place]`, the opening of its next one included; None
+    where the template leaves the turn's text out."""
     turn = {"role": "assistant", "content": _MARKER}
     _, found, behind = render([*messages[:place], turn, *messages[place + 1 :]], True).rpartition(_MARKER)
     return behind if found else None
@@ -324,7 +328,7 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 def turn_end(render: Renderer, tokenizer: Any) -> int | None:
-    """The first special token after an assistant's turn, as the template renders it; None where there is none.
+    """Returns the first special token after an assistant's turn, as the template renders it; None where there is none.
 
     A base model's own end token is often another: the model would go on after its turn and write the user's. The last
     turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).

@@ -102,7 +102,7 @@ class Wording:
 
 
 def tokenizer_of_run(tokenizer: Any, wording: Wording) -> Any:
-    """The tokenizer as a checkpoint keeps it: its chat template renders the prompts that the run trained on."""
+    """Returns the tokenizer as a checkpoint keeps it: its chat template renders the prompts that the run trained on."""
     own = tokenizer.chat_template if wording.template is None else prompt_template(wording.template)
     words = wording.system, wording.response_prefix, wording.arguments
     kept = copy.copy(tokenizer)
@@ -152,17 +152,18 @@ class PromptEncoder:
 
     @property
     def response_prefix(self) -> str:
-        """What each turn of the model begins with: `--response_prefix`, or the tags that the template opens itself."""
+        """Returns what each turn of the model begins with: `--response_prefix`, or the tags that the template opens
+        itself."""
         return self._wording.response_prefix or self._opening
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The token that ends the model's turn in the template; None where none does."""
+        """Returns the token that ends the model's turn in the template; None where none does."""
         return turn_end(self._rendered, self.tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The prompt's text for `tokenize`, including the start of the model's turn; UsageError where the template
-        refuses it, or has no place for tools."""
+        """Returns the prompt's text for `tokenize`, including the start of the model's turn; UsageError where the
+        template refuses it, or has no place for tools."""
         if (tools or any(one["role"] == "tool" or "tool_calls" in one for one in messages)) and not self.has_tools:
             raise UsageError(
                 "a prompt has tools or calls of them, and the chat template has no place for these: take another "
@@ -174,12 +175,12 @@ class PromptEncoder:
 
     @cached_property
     def template(self) -> str:
-        """The text of the template that renders tools."""
+        """Returns the text of the template that renders tools."""
         return str(self._given.get("chat_template") or tool_template(self.tokenizer))
 
     @cached_property
     def has_tools(self) -> bool:
-        """Whether it does."""
+        """Returns whether the template renders tools."""
         return has_tools(self.template)
 
     def _rendered(
@@ -196,7 +197,7 @@ class PromptEncoder:
         return token_ids(self.tokenizer, text)
 
     def encode(self, row: Row) -> Prompt | None:
-        """The prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
+        """Returns the prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
         tools = self.tools_of(row)
         text = self.render(row["messages"], tools)
         ids = self.tokenize(text)
@@ -218,17 +219,17 @@ class PromptEncoder:
         )
 
     def tools_of(self, row: Row) -> Sequence[Mapping[str, Any]]:
-        """The descriptions that the template renders."""
+        """Returns the descriptions that the template renders."""
         return (row.get("tools") or ()) if self._wording.agent_template is None else ()
 
     @property
     def limit(self) -> str:
-        """The longest prompt, for messages."""
+        """Returns the longest prompt, for messages."""
         return f"{self._max_length} tokens (--max_length, or the model's context less --max_completion_length)"
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
-        """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
-        UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
+        """Returns the rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is
+        logged. UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
         cost little."""
         too_long = self.too_long(rows)
         if not too_long:
@@ -244,7 +245,7 @@ class PromptEncoder:
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
 
     def too_long(self, rows: Sequence[Row]) -> set[int]:
-        """The places of rows whose prompts are longer than `max_length`."""
+        """Returns the places of rows whose prompts are longer than `max_length`."""
         if self._max_length is None:
             return set()
         unsure: Iterable[int] = range(len(rows))
@@ -254,7 +255,7 @@ class PromptEncoder:
         return {place for place in unsure if self._is_too_long(rows[place])}
 
     def fits(self, row: Row) -> bool:
-        """Whether the prompt is short enough, or is cut."""
+        """Returns whether the prompt is short enough, or is cut."""
         return self.truncation != "delete" or not self._is_too_long(row)
 
     def _is_too_long(self, row: Row) -> bool:

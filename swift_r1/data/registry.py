@@ -79,17 +79,17 @@ class DatasetMeta:
 
     @property
     def all_subsets(self) -> tuple[SubsetDataset, ...]:
-        """The subsets as objects, in order; ms-swift's own `SubsetDataset` objects work too."""
+        """Returns the subsets as objects, in order; ms-swift's own `SubsetDataset` objects work too."""
         return tuple(SubsetDataset(subset=one) if isinstance(one, str) else one for one in self.subsets)
 
     @property
     def name(self) -> str:
-        """The name it is shown and logged under."""
+        """Returns the name it is shown and logged under."""
         return self.names[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that `--dataset` accepts for it, the one it is shown under first."""
+        """Returns all names that `--dataset` accepts for it, the one it is shown under first."""
         candidates = (self.dataset_name, self.ms_dataset_id, self.hf_dataset_id, self.dataset_path)
         return tuple(dict.fromkeys(name for name in candidates if name))
 
@@ -131,8 +131,8 @@ def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str |
 
 
 def find_dataset(name: str) -> DatasetMeta | None:
-    """The registered dataset of that name, id or path; else the built-in one of that name; else the only registered
-    one whose id ends in `/name`.
+    """Returns the registered dataset of that name, id or path; else the built-in one of that name; else the only
+    registered one whose id ends in `/name`.
     """
     for meta in datasets.values():
         if name in meta.names:

@@ -37,7 +37,7 @@ def open_sources(
 
 
 def _spec(value: str) -> DatasetSpec:
-    """The parsed value; a path that exists is one, whatever characters it has in it."""
+    """Returns the parsed value; a path that exists is one, whatever characters it has in it."""
     if os.path.exists(value):
         return DatasetSpec(value, value)
     head, _, rows = value.rpartition("#")
@@ -93,7 +93,7 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
 
 
 def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
-    """A file or folder; a registered set of that path or name preprocesses it."""
+    """Returns a file or folder; a registered set of that path or name preprocesses it."""
     if Path(path).is_dir():
         about = meta or DatasetMeta(dataset_name=Path(path).resolve().name)
         return _hub_source(spec, about, SetLocation(path))
@@ -121,7 +121,7 @@ def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: SetLocation) -> Sou
 
 
 def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> SetLocation:
-    """The hub that the value names; else the default one, or the only one that has the set."""
+    """Returns the hub that the value names; else the default one, or the only one that has the set."""
     places: dict[Hub, tuple[str | None, str | None]] = {
         "hf": (meta.hf_dataset_id, meta.hf_revision),
         "ms": (meta.ms_dataset_id, meta.ms_revision),
@@ -138,12 +138,12 @@ def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> SetLoca
 
 
 def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
-    """The preprocessors of the subsets that have their own."""
+    """Returns the preprocessors of the subsets that have their own."""
     return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
 def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tuple[SubsetDataset, ...]:
-    """The subsets that the value names. A hub may have subsets that are not registered.
+    """Returns the subsets that the value names. A hub may have subsets that are not registered.
 
     Without names, of a loader the only one that is registered by more than its name, else none; on a hub the only one,
     else `default`.

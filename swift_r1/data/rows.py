@@ -58,8 +58,9 @@ def preprocessed(
     strict: bool = False,
     tool_use: ToolUse | None = None,
 ) -> Iterator[Row]:
-    """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
-    The column `tools` has OpenAI's descriptions, except with an agent template, which describes them elsewhere.
+    """Yields training rows of `source`: `messages` without the reference answer, all other columns, `dataset`,
+    `prompt_id`. The column `tools` has OpenAI's descriptions, except with an agent template, which describes them
+    elsewhere.
 
     Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
 
@@ -79,7 +80,8 @@ def results(
     strict: bool = False,
     tool_use: ToolUse | None = None,
 ) -> Iterator[tuple[RawRow, int, Row, bytes]]:
-    """As `preprocessed`, without `dataset` and `prompt_id`: the raw row, which of its rows it is, the row, its JSON."""
+    """Yields the raw row, which of its rows it is, the training row without `dataset` and `prompt_id`, and its JSON;
+    the arguments are those of `preprocessed`."""
     use = tool_use or ToolUse()
     for raw in raws:
         drops.seen += 1
@@ -162,7 +164,8 @@ def _is_empty(value: Any) -> bool:
 
 
 def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a preprocessed row that make its prompt: the trailing reference answer, or call, is cut off.
+    """Returns the messages of a preprocessed row that make its prompt: the trailing reference answer, or call, is cut
+    off.
 
     Raises:
         RowFault: no messages, an unknown role, content that is not text, or no user's turn with text at the end.
@@ -207,7 +210,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(row: Row) -> bytes:
-    """A row as it is stored; RowFault where a value cannot be written as JSON."""
+    """Returns a row as it is stored; RowFault where a value cannot be written as JSON."""
     try:
         return _ENCODER.encode(row).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -241,7 +244,7 @@ def _why_not_kept(row: Row, error: Exception) -> str:
 
 
 def prompt_key(row: Mapping[str, Any]) -> str:
-    """What makes two rows the same prompt."""
+    """Returns what makes two rows the same prompt."""
     messages = [[one["role"], one["content"], *filter(None, [one.get("tool_calls")])] for one in row["messages"]]
     return json.dumps([*messages, *filter(None, [row.get("tools")])])
 

@@ -54,11 +54,11 @@ class PromptSampler:
         return self
 
     def __next__(self) -> list[int]:
-        """The row indices of the next round, `prompts_per_round` of them."""
+        """Returns the row indices of the next round, `prompts_per_round` of them."""
         return [self.draw() for _ in range(self.prompts_per_round)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position and what it is a position in: a few numbers, whatever the size of the data."""
+        """Returns the position and what it is a position in: a few numbers, whatever the size of the data."""
         return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class PromptSampler:
         self._drawn = int(state["drawn"])
 
     def draw(self) -> int:
-        """The next row index."""
+        """Returns the next row index."""
         epoch, position = divmod(self._drawn, self.rows_per_epoch)
         if self.shuffle and epoch != self._order_epoch:
             self._order = permutation(self.num_rows, f"{self.seed}:{epoch}")
@@ -120,13 +120,14 @@ class Sampler(ABC):
 
     @abstractmethod
     def next(self, count: int) -> Sequence[int]:
-        """The numbers of the next `count` rows; a row may come several times."""
+        """Returns the numbers of the next `count` rows; a row may come several times."""
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027  most samplers learn nothing
         """Called with all groups of a round, in the order of training, each once."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that `next` depends on, of values that JSON has: dicts with text as keys, lists, texts, numbers."""
+        """Returns all that `next` depends on, of values that JSON has: dicts with text as keys, lists, texts,
+        numbers."""
         return {"order": self.order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

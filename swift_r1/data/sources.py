@@ -71,7 +71,7 @@ class DatasetSpec:
 
     @property
     def is_file(self) -> bool:
-        """The name is written like a data file's."""
+        """Returns whether the name is written like a data file's."""
         return self.hub is None and self.name.lower().endswith(FILE_SUFFIXES)
 
 
@@ -150,12 +150,12 @@ class Source:
 
     @property
     def samples_itself(self) -> bool:
-        """The loader makes as many rows as it is asked for."""
+        """Returns whether the loader makes as many rows as it is asked for."""
         return self.loader is not None and len(self.subsets) < 2 and "count" in _keywords(self.loader)
 
     def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
-        """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises UsageError
-        where the file or hub cannot be read, or the loader raises."""
+        """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
+        UsageError where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
             yield from self._loaded({"split": split, "count": count, "seed": seed})
         elif self.place is not None:
@@ -168,7 +168,8 @@ class Source:
             yield from read_file(self._file(split))
 
     def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
-        """The same in parts of about `size` rows, for `task_rows`: other processes read them where that is possible."""
+        """Yields the raw rows in parts of about `size`, for `task_rows`: other processes read them where that is
+        possible."""
         if self.loader is not None and self.samples_itself and count and "start" in _keywords(self.loader):
             for start in range(0, count, size):
                 yield {"split": split, "count": min(size, count - start), "seed": seed, "start": start}
@@ -189,8 +190,8 @@ class Source:
         return self._loaded(task) if isinstance(task, dict) else iter(task)
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:
-        """A hash of the raw rows; None for a loader that may give different rows each time (one that never does has
-        an attribute `cacheable` that is true). Raises as `rows`."""
+        """Returns a hash of the raw rows; None for a loader that may give different rows each time (one that never does
+        has an attribute `cacheable` that is true). Raises as `rows`."""
         if self.loader is not None:
             if not getattr(self.loader, "cacheable", False):
                 return None
@@ -231,7 +232,7 @@ class Source:
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Of the keywords a loader may name, those it names (all except `start`, where it takes `**kwargs`)."""
+    """Returns the keywords that a loader names of those it may name (all except `start`, where it takes `**kwargs`)."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return frozenset(("split", "count", "seed", "subset"))

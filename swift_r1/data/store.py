@@ -37,7 +37,7 @@ _logger = logging.getLogger("swift_r1.data")
 
 
 def _schema() -> pa.Schema:
-    """Of a store:
+    """Returns the columns of a store:
 
     row: the JSON of a preprocessed row and a newline, without `dataset` and `prompt_id`, which depend on the run.
     name: number of the raw row that it was made from, and which of several rows it is.
@@ -62,7 +62,7 @@ class RowBlock(NamedTuple):
 
 
 def block_of(rows: Sequence[Mapping[str, Any]], drops: Drops) -> RowBlock:
-    """Rows as in `_schema`."""
+    """Returns rows as in `_schema`."""
     import pyarrow as pa
 
     return RowBlock(pa.RecordBatch.from_pylist(rows, _schema()), drops)
@@ -92,12 +92,12 @@ class RowStore:
         return int(self.table.num_rows)
 
     def row(self, place: int) -> tuple[str, Row]:
-        """The row at a place, without `dataset` and `prompt_id`, and its name."""
+        """Returns the row at a place, without `dataset` and `prompt_id`, and its name."""
         return self.table["name"][place].as_py(), json.loads(self.table["row"][place].as_py())
 
 
 def whole_store(path: Path) -> RowStore | None:
-    """The store of that name; None where there is none, or it is broken, which is logged."""
+    """Returns the store of that name; None where there is none, or it is broken, which is logged."""
     try:
         return RowStore(path)
     except FileNotFoundError:
@@ -143,8 +143,8 @@ def write_store(
 
 
 def cache_folder() -> Path:
-    """Where stores are kept: in SWIFT_R1_CACHE, else in the user's cache folder; in the system's folder for temporary
-    files where that cannot be written to."""
+    """Returns where stores are kept: in SWIFT_R1_CACHE, else in the user's cache folder; in the system's folder for
+    temporary files where that cannot be written to."""
     named = os.environ.get("SWIFT_R1_CACHE")
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swift-r1"
     folder = Path(named or own) / "data"
@@ -187,12 +187,12 @@ class Part:
         return {**row, "dataset": self.dataset, "prompt_id": f"{self.label}:{name}{f'+{turn}' if turn else ''}"}
 
     def again(self, turn: int) -> Part:
-        """The same rows for the `turn`th time more."""
+        """Returns the same rows for the `turn`th time more."""
         used = int(self.places.max(initial=0)) // len(self.store) + 1
         return replace(self, places=self.places + turn * used * len(self.store))
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A column of the store, for each of these rows."""
+        """Returns a column of the store, for each of these rows."""
         return self.store.table[name].take(self.places % len(self.store))
 
 
@@ -224,7 +224,7 @@ class Rows(Sequence[Row]):
         return Rows((*self.parts, *other.parts))
 
     def chosen(self, indices: Iterable[int]) -> Rows:
-        """The rows at these places, in rising order."""
+        """Returns the rows at these places, in rising order."""
         import numpy as np
 
         wanted = indices if isinstance(indices, np.ndarray) else np.fromiter(indices, np.int64)
@@ -235,27 +235,27 @@ class Rows(Sequence[Row]):
         )
 
     def once(self) -> Rows:
-        """The same rows, those that are repeated once."""
+        """Returns the same rows, those that are repeated once."""
         import numpy as np
 
         firsts = ((part, np.unique(part.places % len(part.store), return_index=True)[1]) for part in self.parts)
         return Rows(replace(part, places=part.places[np.sort(first)]) for part, first in firsts)
 
     def column(self, name: str) -> np.ndarray:
-        """A column of numbers of the stores (`_schema`), `[rows]`."""
+        """Returns a column of numbers of the stores (`_schema`), `[rows]`."""
         import numpy as np
 
         columns = [part.column(name).to_numpy() for part in self.parts]
         return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
     def columns(self) -> frozenset[str]:
-        """The columns that every row has."""
+        """Returns the columns that every row has."""
         kinds = {kind for part in self.parts for kind in part.column("columns").unique().to_pylist()}
         shared = [frozenset(json.loads(kind)) for kind in kinds]
         return frozenset.intersection(*shared) | {"dataset", "prompt_id"} if shared else frozenset()
 
     def columns_of_each(self) -> Iterator[frozenset[str]]:
-        """The columns of each row, without `dataset` and `prompt_id`."""
+        """Yields the columns of each row, without `dataset` and `prompt_id`."""
         sets: dict[str, frozenset[str]] = {}
         for part in self.parts:
             for kind in part.column("columns").to_pylist():
@@ -264,7 +264,7 @@ class Rows(Sequence[Row]):
                 yield sets[kind]
 
     def digest(self) -> str:
-        """A hash of all rows in their order: 128 bits as hexadecimal digits."""
+        """Returns a hash of all rows in their order: 128 bits as hexadecimal digits."""
         digest = hashlib.blake2b(digest_size=16)
         for part in self.parts:
             digest.update(f"{part.store.digest} {part.dataset} {part.label} {len(part.places)}\n".encode())

@@ -37,8 +37,8 @@ class RowStream:
     fits: Callable[[Row], bool]
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a source
-        cannot be read, or no row is left; with `strict`, where a row is broken."""
+        """Yields rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a
+        source cannot be read, or no row is left; with `strict`, where a row is broken."""
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
             if self.flags.interleave_prob is not None:
@@ -53,7 +53,7 @@ class RowStream:
             _logger.info("--streaming true: %s rows were one epoch, the next begins", f"{found:,}")
 
     def _mixed(self, epoch: int) -> Iterator[Row]:
-        """The rows of one epoch with `--interleave_prob`, in the order of `datasets.interleave_datasets`."""
+        """Yields the rows of one epoch with `--interleave_prob`, in the order of `datasets.interleave_datasets`."""
         running = [self._once(source, log=epoch == 0) for source in self.sources]
         coming = [next(rows, None) for rows in running]
         turns = [int(row is None) for row in coming]
@@ -73,15 +73,15 @@ class RowStream:
             coming[number] = following
 
     def _once(self, source: Source, log: bool) -> Iterator[Row]:
-        """A source's rows of one epoch: all that fit, or `#N` of them, repeated where there are fewer."""
+        """Yields a source's rows of one epoch: all that fit, or `#N` of them, repeated where there are fewer."""
+        flags = self.flags
         wanted = source.spec.sample
         drops = Drops()
         too_long = found = shown = 0
         for turn in count():
             before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
-            how = (self.flags.columns, drops, self.flags.strict, self.flags.tool_use)
-            for row in preprocessed(source, raws, *how):
+            raws = source.rows("train", wanted if source.samples_itself else None, flags.seed)
+            for row in preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
                         _logger.warning("dataset %s: a row is left out: %s", source.name, example)
@@ -106,7 +106,7 @@ class RowStream:
 
 
 def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
-    """Which source each next row comes from, without an end."""
+    """Yields which source each next row comes from, without an end."""
     import numpy as np
 
     shares = list(flags.interleave_prob or ())
@@ -116,7 +116,7 @@ def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
 
 
 def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
-    """How many rows of sources of these sizes a mixed pass has."""
+    """Returns how many rows of sources of these sizes a mixed pass has."""
     counts = [0] * len(sizes)
     used_up = 0
     for number in drawn_sources(flags):
@@ -128,12 +128,13 @@ def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
 
 
 def _ending(flags: DataFlags) -> int:
-    """How many sources are used up where a mixed pass ends."""
+    """Returns how many sources are used up where a mixed pass ends."""
     return 1 if flags.stopping_strategy == "first_exhausted" else len(flags.dataset)
 
 
 def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[Row]:
-    """The rows in an order that the seed gives: each is drawn from a buffer, which grows to `size` as rows leave.
+    """Yields the rows in an order that the seed gives: each is drawn from a buffer, which grows to `size` as rows
+    leave.
 
     The first `first` rows to leave are the first `first` to come, so that nothing waits for more.
     """
@@ -154,6 +155,6 @@ def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[
 
 
 def chained(digest: str, row: Row) -> str:
-    """A hash of all rows so far: of the previous hash and a row."""
+    """Returns a hash of all rows so far: of the previous hash and a row."""
     text = json.dumps([digest, row["prompt_id"], row], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

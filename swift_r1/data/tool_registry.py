@@ -60,7 +60,7 @@ _JSON = (str, int, float, bool, list, tuple, dict, type(None), None, Any, ...)
 
 
 def _not_json(hint: Any) -> Iterator[Any]:
-    """The types in a hint that JSON has no values of; a model would be told that they are objects."""
+    """Yields the types in a hint that JSON has no values of; a model would be told that they are objects."""
     if get_origin(hint) is None and hint not in _JSON:
         yield hint
     if get_origin(hint) is not Literal:
@@ -69,13 +69,13 @@ def _not_json(hint: Any) -> Iterator[Any]:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """The file and line of a function."""
+    """Returns the file and line of a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else "not of Python code"
 
 
 def _with_all_arguments(function: Callable[..., Any], text: str, names: list[str]) -> Callable[..., Any]:
-    """The function with a docstring that has a plain line for each argument, which transformers asks for."""
+    """Returns the function with a docstring that has a plain line for each argument, which transformers asks for."""
     for name in names:
         text = re.sub(rf"(?m)^(\s+{name}) ?\([^)\n]*\):", r"\1:", text)  # a type, which the hint says already
     unsaid = "".join(f"\n    {name}: {_UNSAID}" for name in names if not re.search(rf"(?m)^\s+{name}:", text))

@@ -48,7 +48,7 @@ class ToolUse:
     called: bool = False
 
     def identity(self) -> list[Any]:
-        """What prepared rows depend on."""
+        """Returns what prepared rows depend on."""
         return [self.agent_template, self.names, self.called, [described(name) for name in sorted(tools)]]
 
     def descriptions(self, column: Any) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def _known(name: str) -> str:
 
 
 def _read(value: Any, what: str) -> Any:
-    """A value that may be JSON text."""
+    """Returns a value that may be JSON text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -103,8 +103,8 @@ def _read(value: Any, what: str) -> Any:
 
 
 def with_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form: a `tool_call` of ms-swift joins the assistant's message before it, or makes one; a
-    `tool_response` becomes an answer to the next call that has none. Raises RowFault for a call that is none."""
+    """Returns messages in OpenAI's form: a `tool_call` of ms-swift joins the assistant's message before it, or makes
+    one; a `tool_response` becomes an answer to the next call that has none. Raises RowFault for a call that is none."""
     found: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
     number = 0
@@ -145,7 +145,7 @@ def _answer_text(content: Any) -> str:
 
 
 def _answered(unanswered: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:
-    """The call of that id, else the first one; it has its answer now."""
+    """Returns the call of that id, else the first one; it has its answer now."""
     for call in unanswered:
         if call["id"] == wanted:
             unanswered.remove(call)
@@ -154,7 +154,7 @@ def _answered(unanswered: list[dict[str, Any]], wanted: str | None) -> dict[str,
 
 
 def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The calls in one message, with arguments as JSON text."""
+    """Returns the calls in one message, with arguments as JSON text."""
     said = ("content",) if message.get("role") in CALL_ROLES else TOOL_CALL_KEYS
     read = [_read(message[key], "a tool call") for key in said if message.get(key)]
     calls = []
@@ -174,7 +174,7 @@ def _calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def with_tools(
     messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], template: str
 ) -> list[dict[str, Any]]:
-    """The messages with the descriptions in the system message, behind what is there, in the ReAct form (arXiv
+    """Returns the messages with the descriptions in the system message, behind what is there, in the ReAct form (arXiv
     2210.03629)."""
     functions = [one["function"] for one in tools]
     text = _FORM.format(

@@ -10,9 +10,9 @@ _SPACE = "\u2581"  # SentencePiece's
 
 
 def vocabulary_of(tokenizer: Any) -> list[tuple[bytes, bool]]:
-    """Of each token id, from 0 on, the UTF-8 bytes (of a part of a character some of its bytes), and whether it is a
-    special token. A text's bytes are those of its tokens, one after another; decoders that strip its first space are
-    not followed."""
+    """Returns the UTF-8 bytes of each token id, from 0 on (of a part of a character some of its bytes), and whether it
+    is a special token. A text's bytes are those of its tokens, one after another; decoders that strip its first space
+    are not followed."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     backend = getattr(tokenizer, "backend_tokenizer", None)

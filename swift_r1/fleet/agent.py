@@ -30,7 +30,8 @@ from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version
-from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent, ranks_below, say
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent, ranks_below, say
+from swift_r1.workers.killing import end_children
 
 DEFAULT_SILENCE_S = 60.0
 _LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
@@ -213,7 +214,7 @@ class NodeAgent:
                 child.deadline = child.deadline or time.monotonic() + child.end_s
             elif code is not None:
                 del self.children[child.name]
-                end_strays(self.running())
+                end_children(self.running())
                 while self.read(child):
                     pass
                 if child.rest:
@@ -255,7 +256,7 @@ class NodeAgent:
                 if len(self.unsent) > _MOST_UNSENT:
                     self.unsent.clear()
                 time.sleep(_LOOK_S)
-        end_strays(frozenset())
+        end_children()
         if self.killed:
             remove_what_is_left()
 
@@ -329,7 +330,7 @@ def _guard(inner: int) -> int:
     deadline = time.monotonic() + _LEFT_S
     while time.monotonic() < deadline and _has_children():
         time.sleep(_LOOK_S)
-    end_strays(frozenset())
+    end_children()
     if status:
         remove_what_is_left()
     return os.waitstatus_to_exitcode(status)

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.runtime.processes import adopt_orphans, end_strays, last_line, start_logged
+from swift_r1.runtime.processes import adopt_orphans, last_line, start_logged
 from swift_r1.runtime.visible import log_visibly
+from swift_r1.workers.killing import end_children
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
@@ -92,7 +93,7 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
         for engine in engines:
             code = None if engine.process is None else engine.process.poll()
             if code is not None:
-                end_strays(_running(engines))
+                end_children(_running(engines))
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
                     cause = f"{last_line(Path(engine.log))} ({engine.log})"
@@ -115,7 +116,7 @@ def end(engines: Sequence[EngineProcess]) -> None:
     for process in alive:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
-    end_strays(frozenset())
+    end_children()
 
 
 def _running(engines: Sequence[EngineProcess]) -> set[int]:

@@ -107,7 +107,7 @@ class _Names(ModuleType):
 
 @cache
 def _names(fullname: str) -> _Names:
-    """One module object per name, however often it is imported."""
+    """Returns one module object per name, however often it is imported."""
     module = _Names(fullname, "Names of ms-swift, served by swift-r1.")
     module.__spec__ = _spec(fullname)
     return module
@@ -119,7 +119,7 @@ def _spec(fullname: str) -> ModuleSpec:
 
 
 def _plugin_code_imports() -> bool:
-    """Whether a plugin imports: the innermost frame that is not the import system's or this module's tells."""
+    """Returns whether a plugin imports: the innermost frame that is not the import system's or this module's tells."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
         frame = frame.f_back
@@ -152,12 +152,13 @@ class _Meta(type):
 
 
 def instead_of(cls: Any) -> str | None:
-    """What to do in the place of a class that derives from a stand-in; None for any other."""
+    """Returns what to do in the place of a class that derives from a stand-in; None for any other."""
     return type.__getattribute__(cls, "_instead") if isinstance(cls, _Meta) else None
 
 
 @cache
 def stand_in(name: str, instead: str) -> type:
-    """A class named after `name` (`swift.template.Template`) that fails at its use; `instead` says what to do here."""
+    """Returns a class named after `name` (`swift.template.Template`) that fails at its use; `instead` says what to do
+    here."""
     module, _, short = name.rpartition(".")
     return _Meta(short, (), {"__module__": module, "_swift_name": name, "_instead": instead})

@@ -110,7 +110,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
 
 
 def _failure(text: str, path: Path, error: BaseException) -> str:
-    """One line, with the line of the plugin that was running last (none for a missing first line)."""
+    """Returns one line, with the line of the plugin that was running last (none for a missing first line)."""
     line = None
     for frame, number in walk_tb(error.__traceback__):
         line = number if frame.f_code.co_filename == str(path) else line

@@ -40,7 +40,7 @@ REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
 
 @cache
 def is_installed() -> bool:
-    """Whether the real ms-swift is installed (another package of that module name does not count)."""
+    """Returns whether the real ms-swift is installed (another package of that module name does not count)."""
     try:
         files = distribution("ms-swift").files or []
     except PackageNotFoundError:
@@ -49,7 +49,7 @@ def is_installed() -> bool:
 
 
 def its_own(name: str) -> Any:
-    """The installed ms-swift's object of a name, in whatever module its version has it; None without one."""
+    """Returns the installed ms-swift's object of a name, in whatever module its version has it; None without one."""
     found = (getattr(importlib.import_module(module), name, None) for module in _MODULES)
     return next((one for one in found if one is not None), None)
 

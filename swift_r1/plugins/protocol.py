@@ -175,12 +175,13 @@ remove_response = InferRequest.remove_response
 
 
 def get_logger(*_: Any, **__: Any) -> logging.Logger:
-    """The logger of plugins. ms-swift's arguments (file, level) have no effect here."""
+    """Returns the logger of plugins. ms-swift's arguments (file, level) have no effect here."""
     return logging.getLogger("swift_r1.plugin")
 
 
 def to_device(data: Any, device: Any, non_blocking: bool = False) -> Any:
-    """A copy of nested dicts, lists and tuples with every tensor in them on `device`; other values as they are."""
+    """Returns a copy of nested dicts, lists and tuples with every tensor in them on `device`; other values as they
+    are."""
     if isinstance(data, Mapping):
         make: Callable[[Any], Any] = type(data)
         return make({key: to_device(value, device, non_blocking) for key, value in data.items()})

@@ -41,11 +41,11 @@ class RolloutScheduler:
 
     @staticmethod
     def _extract_logprobs_from_choice(response_choice: ChatCompletionResponseChoice) -> list[float]:
-        """The log-probs of a turn's tokens; ms-swift's schedulers use this name."""
+        """Returns the log-probs of a turn's tokens; ms-swift's schedulers use this name."""
         return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
-        """One whole trajectory, with an `infer_async` for each turn. What it raises ends the run."""
+        """Returns one whole trajectory, with an `infer_async` for each turn. What it raises ends the run."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
 
 
@@ -107,7 +107,7 @@ class MultiTurnScheduler(RolloutScheduler):
     def check_finished(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> bool:
-        """Whether the trajectory ends: the answer was cut off, or this was turn `max_turns`."""
+        """Returns whether the trajectory ends: the answer was cut off, or this was turn `max_turns`."""
         if response_choice.finish_reason == "length":
             return True
         return self.max_turns is not None and current_turn >= self.max_turns
@@ -115,7 +115,7 @@ class MultiTurnScheduler(RolloutScheduler):
     def step(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
-        """The next turn's request, as `{"infer_request": ...}`. Subclasses override it."""
+        """Returns the next turn's request, as `{"infer_request": ...}`. Subclasses override it."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
 
 
@@ -151,7 +151,7 @@ class ContextManager(ABC):
 
     @abstractmethod
     def manage_context(self, history: Messages, trajectory_id: str) -> Messages:
-        """The history that the model sees."""
+        """Returns the history that the model sees."""
 
 
 multi_turns: dict[str, Callable[..., Any]] = {}
@@ -175,7 +175,7 @@ class GymScheduler(RolloutScheduler):
         self.context_manager = context_manager
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
-        """The episode: the environment's observations are the user's messages."""
+        """Returns the episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
         env_config = columns.get("env_config") or {}
         config = columns.get("ctx_config") or {}

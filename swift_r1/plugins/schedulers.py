@@ -58,7 +58,7 @@ class MathTipsScheduler(_SecondChance):
         ids = list(response_choice.token_ids or [])
 
         def length(count: int) -> int:
-            """Of the text up to `count` tokens of this turn."""
+            """Returns the length of the text up to `count` tokens of this turn."""
             return before + len(self.tokenizer.decode(ids[:count], skip_special_tokens=True))
 
         before = 0

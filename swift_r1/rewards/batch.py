@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pebble import ProcessFuture, ProcessPool
-
 from swift_r1.record.spans import Spans
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn, RewardFlags
 from swift_r1.rewards.worker import load_nothing
+from swift_r1.workers.pool import WorkerCall
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -57,12 +56,10 @@ class RewardAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A call that was given to the workers of a pool; `limit` in seconds."""
+    """A call that was given to the workers of a pool."""
 
     call: RewardCall
-    future: ProcessFuture[Any]
-    limit: float
-    pool: ProcessPool
+    given: WorkerCall[tuple[list[ItemOutcome], float]]
 
 
 class RewardCaller(ABC):
@@ -126,13 +123,13 @@ class RewardCaller(ABC):
         self.close()
 
     def score(self, batch: RewardBatch) -> list[RewardColumn]:
-        """All rewards of a batch; blocks and raises as `OpenRewardBatch` does."""
+        """Returns all rewards of a batch; blocks and raises as `OpenRewardBatch` does."""
         whole = self.open(batch.trainer_state)
         whole.add(0, batch)
         return whole.result()[1]
 
     def open(self, trainer_state: Mapping[str, int], names: Sequence[str] | None = None) -> OpenRewardBatch:
-        """A batch to which groups are added, for all functions or those of some `names`."""
+        """Returns a batch to which groups are added, for all functions or those of some `names`."""
         self.wait_ready()
         return OpenRewardBatch(self, self.names if names is None else names, trainer_state)
 
@@ -164,7 +161,7 @@ class OpenRewardBatch:
             self._waits = len(submitted) < len(calls)
 
     def result(self) -> tuple[RewardBatch, list[RewardColumn]]:
-        """The whole batch, and one column per function, in the order of the names.
+        """Returns the whole batch, and one column per function, in the order of the names.
 
         Blocks until everything is known or the deadline is over: `reward_timeout` x twice the completions (at most 64),
         and a minute. What is not known by then is invalid. Raises ValueError: a group was not added, or there is none.
@@ -214,7 +211,8 @@ def _warn(column: RewardColumn, batch: RewardBatch) -> None:
 
 
 def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[RewardCall]:
-    """All groups in about `wanted` calls of one or more groups, none of them long; the key is the groups' numbers."""
+    """Returns all groups in about `wanted` calls of one or more groups, none of them long; the key is the groups'
+    numbers."""
     if not groups:
         return []
     numbers = sorted(groups)
@@ -225,7 +223,7 @@ def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Rewa
 
 
 def groups_of(batch: RewardBatch) -> list[Item]:
-    """The batch group by group; raises ValueError where these are not whole, or a column has another length."""
+    """Returns the batch group by group; raises ValueError where these are not whole, or a column has another length."""
     count = len(batch.completions)
     size = batch.group_size
     if size < 1 or count == 0 or count % size:
@@ -249,7 +247,7 @@ def join_batches(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int])
 
 
 def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds: float) -> RewardColumn:
-    """The column of a function from the outcomes of all groups, or its columns of several batches, in order."""
+    """Returns the column of a function from the outcomes of all groups, or its columns of several batches, in order."""
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
     for outcome in outcomes:
@@ -261,7 +259,8 @@ def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds
 def isolated(
     first: Iterable[RewardAnswer], groups: Sequence[Item], run: Callable[[Sequence[RewardCall]], Iterator[RewardAnswer]]
 ) -> dict[tuple[str, int], ItemOutcome]:
-    """The outcome of each group from each function, by the function's name and the group's number; none is a failure.
+    """Returns the outcome of each group from each function, by the function's name and the group's number; none is a
+    failure.
 
     Args:
         first: answers to calls whose keys are the numbers of their groups.
@@ -311,14 +310,15 @@ def _picked(item: Item, picks: Sequence[int]) -> Item:
 
 
 def _without(group: Item, blamed: Mapping[int, ItemOutcome]) -> Item:
-    """The group with the completions to blame replaced by a copy of the first that is not."""
+    """Returns the group with the completions to blame replaced by a copy of the first that is not."""
     count = len(group.completions)
     good = next(index for index in range(count) if index not in blamed)
     return _picked(group, [good if index in blamed else index for index in range(count)])
 
 
 def _settled(outcome: ItemOutcome, blamed: Mapping[int, ItemOutcome], size: int) -> ItemOutcome:
-    """The outcome of a group of `size`, with the completions to blame invalid; all are where the call failed."""
+    """Returns the outcome of a group of `size`, with the completions to blame invalid; all are where the call
+    failed."""
     values = outcome.values
     failures = dict(blamed)
     if outcome.failure is not None:

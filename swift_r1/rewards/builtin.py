@@ -29,7 +29,7 @@ _ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")  # where the library find
 
 
 def _after_thought(completion: str, next_: str) -> int | None:
-    """Where the text after a first think block and `next_` begins. Linear: the earliest leaves the most room."""
+    """Returns where the text after a first think block and `next_` begins. Linear: the earliest leaves most room."""
     start = "<think>"
     found = _THOUGHT_THEN[next_].search(completion, len(start)) if completion.startswith(start) else None
     return None if found is None else found.end()
@@ -62,8 +62,8 @@ class ReActFormat(ORM):
 
 
 def last_call(text: str) -> tuple[str, Any]:
-    """The last `Action:` of a ReAct text and its `Action Input:`, as JSON where it is that; `none` and no arguments
-    where they are left out."""
+    """Returns the last `Action:` of a ReAct text and its `Action Input:`, as JSON where it is that; `none` and no
+    arguments where they are left out."""
     action = text.rpartition("Action:")[2].partition("Action Input:")[0].strip() if "Action:" in text else "none"
     words = text.rpartition("Action Input:")[2].strip() if "Action Input:" in text else "{}"
     try:
@@ -166,7 +166,7 @@ def _accuracy(completion: str, solution: Any) -> float | None:
 
 
 def _read_gold(solution: str) -> tuple[list[Any], str]:
-    """What the library reads in a gold, and its tidied text where it is an answer alone."""
+    """Returns what the library reads in a gold, and its tidied text where it is an answer alone."""
     right = first_answer(solution)
     text = (solution if right is None else right).strip()
     whole = _IN_DOLLARS.fullmatch(text)
@@ -175,7 +175,8 @@ def _read_gold(solution: str) -> tuple[list[Any], str]:
 
 
 def _read(text: str) -> list[Any]:
-    r"""What the library reads in an answer: without dollars or a box as if it stood in `\boxed{}`, except in words."""
+    r"""Returns what the library reads in an answer: without dollars or a box as if it stood in `\boxed{}`, except in
+    words."""
     is_text = len(text) > MAX_READ or (" " in text and _WORDS.fullmatch(text))
     if is_text or _ANCHOR.search(text):
         return parsed(text, extraction_mode="first_match")
@@ -183,14 +184,15 @@ def _read(text: str) -> list[Any]:
 
 
 def _is_right(answer: list[Any], written: str, read: list[Any], text: str) -> bool:
-    """Whether an answer is a gold: where both are texts by the rule `fast`, and else by the library."""
+    """Returns whether an answer is a gold: where both are texts by the rule `fast`, and else by the library."""
     if not text or not written or len(written) > MAX_READ:
         return verified(read, answer)
     return equal(written, text) or (not contradict(written, text) and verified(read, answer))
 
 
 def _read_answer(completion: str) -> tuple[list[Any], str]:
-    """What the library reads in a completion, and the tidied text of the answer in a tag or a box, or that it found."""
+    """Returns what the library reads in a completion, and the tidied text of the answer in a tag or a box, or that it
+    found."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig
 
@@ -253,7 +255,7 @@ class CosineReward(ORM):
         ]
 
     def scaled(self, correct: bool, length: int) -> float:
-        """The reward of an answer of `length` tokens; beyond the full length it stays what it is there."""
+        """Returns the reward of an answer of `length` tokens; beyond the full length it stays what it is there."""
         start: float = self.at_zero[correct]
         end: float = self.at_full[correct]
         return end + (start - end) * (1 + math.cos(math.pi * min(length / self.max_len, 1))) / 2
@@ -272,7 +274,7 @@ class RepetitionPenalty(ORM):
 
 
 def repeated_share(text: str, size: int) -> float:
-    """The share of the text's n-grams (words in lower case) that are repeats; 0 where it has none."""
+    """Returns the share of the text's n-grams (words in lower case) that are repeats; 0 where it has none."""
     words = text.lower().split()
     ngrams = list(zip(*(words[start:] for start in range(size)), strict=False))
     return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0

@@ -64,7 +64,7 @@ class Answers:
         self._db.execute("UPDATE spent SET tokens = tokens + ?", (tokens,))
 
     def take_call(self, calls: int | None, tokens: int | None) -> bool:
-        """Whether one more call is within these limits; it is counted then."""
+        """Returns whether one more call is within these limits; it is counted then."""
         within = "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?"
         most = (2**62 if limit is None else limit for limit in (calls, tokens))
         return self._db.execute(within, tuple(most)).rowcount == 1
@@ -138,8 +138,8 @@ class Judge(AsyncORM):
     async def _votes(
         self, questions: Sequence[Question], read: Callable[[int, str], Vote]
     ) -> list[Vote] | float | Exception | None:
-        """What the answers say, those that `read` can read by their number; the reward instead, where most of them say
-        nothing. A judge that cannot be reached is always a fault."""
+        """Returns what the answers say, those that `read` can read by their number; the reward instead, where most of
+        them say nothing. A judge that cannot be reached is always a fault."""
         answers = await asyncio.gather(*map(self._ask, questions, range(len(questions))), return_exceptions=True)
         votes = list[Vote]()
         causes = list[Exception]()
@@ -230,7 +230,7 @@ class Judge(AsyncORM):
 
 
 def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
-    """What was asked: the only message before the completion, or all of them with who said them."""
+    """Returns what was asked: the only message before the completion, or all of them with who said them."""
     before = conversation[:-1] if conversation and conversation[-1].get("role") == "assistant" else conversation
     if len(before) == 1:
         return str(before[0].get("content"))
@@ -238,7 +238,7 @@ def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shuffled(texts: Sequence[str], number: int) -> list[str]:
-    """The texts in another order, which depends on them and on the vote's number alone."""
+    """Returns the texts in another order, which depends on them and on the vote's number alone."""
     order = list(texts)
     random.Random(json.dumps([number, *texts])).shuffle(order)
     return order

@@ -99,17 +99,17 @@ class JudgeConfig(BaseModel):
 
     @property
     def asked(self) -> str:
-        """The template of the system message."""
+        """Returns the template of the system message."""
         return self.system or _ASKED["rank" if self.mode == "rank" else "words" if self.words else "scale"]
 
     @property
     def shown(self) -> str:
-        """The template of the question."""
+        """Returns the template of the question."""
         return self.prompt or _SHOWN[self.mode]
 
     @property
     def words(self) -> dict[str, float]:
-        """The verdicts in capitals; empty where numbers are asked for."""
+        """Returns the verdicts in capitals; empty where numbers are asked for."""
         return {word.upper(): value for word, value in self.scale.items()} if isinstance(self.scale, dict) else {}
 
     @property
@@ -119,7 +119,7 @@ class JudgeConfig(BaseModel):
 
     @property
     def columns(self) -> frozenset[str]:
-        """What the templates take from the data."""
+        """Returns what the templates take from the data."""
         named = PLACEHOLDER.findall("\n".join((self.asked, self.shown, self.rubric)))
         return frozenset(named) - self.own_words.keys() - {"prompt", "completion", "completions"}
 
@@ -131,7 +131,7 @@ class JudgeConfig(BaseModel):
 
 
 def judge_text(value: str) -> str:
-    """The content of `--judge` as JSON in one line. Raises as `read_judge`."""
+    """Returns the content of `--judge` as JSON in one line. Raises as `read_judge`."""
     return read_judge(value).model_dump_json(exclude_unset=True)
 
 

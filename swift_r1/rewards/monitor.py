@@ -57,7 +57,7 @@ class InvalidRewardMonitor:
 
 
 def _invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
-    """Which reward failed on what: the completion, and every column that the reward was given."""
+    """Returns which reward failed on what: the completion, and every column that the reward was given."""
     columns = {key: column[bad.index] for key, column in batch.columns.items() if key != "response_token_ids"}
     step = batch.trainer_state.get("global_step", -1) + 1
     row = {"step": step, "reward": name, "kind": bad.kind, "cause": bad.cause}

@@ -31,8 +31,8 @@ class ORM:
         self.args = args
 
     def __call__(self, completions: list[str], *args: Any, **kwargs: Any) -> list[float | None]:
-        """One value per completion, in order. What it raises, NaN, infinity, another number of values, or more than
-        `--reward_timeout` seconds per completion make the rewards of these completions invalid."""
+        """Returns one value per completion, in order. What it raises, NaN, infinity, another number of values, or more
+        than `--reward_timeout` seconds per completion make the rewards of these completions invalid."""
         raise NotImplementedError
 
 
@@ -51,7 +51,7 @@ orms: dict[str, Callable[..., Any]] = {}
 
 
 def is_built_in(name: str) -> bool:
-    """Whether the reward registered as `name` is this package's own."""
+    """Returns whether the reward registered as `name` is this package's own."""
     return name in orms and str(getattr(orms[name], "__module__", "")).startswith("swift_r1.rewards.")
 
 

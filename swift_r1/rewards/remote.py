@@ -64,7 +64,7 @@ class RemoteReward(AsyncORM):
 async def posted(
     client: httpx.AsyncClient, url: str, body: bytes | None, token: str | None, timeout: float, patience: float = 0.0
 ) -> Any:
-    """The JSON that a server answers to a JSON `body`, or without one to a GET.
+    """Returns the JSON that a server answers to a JSON `body`, or without one to a GET.
 
     An attempt has `timeout` seconds; one that finds no server, or gets 429 or 5xx, is repeated after a pause, or after
     the seconds of Retry-After where `timeout` has as many: three attempts, and more in the first `patience` seconds.

@@ -49,7 +49,7 @@ def reward_batch(
     trainer_state: Mapping[str, int] | None = None,
     **given: Sequence[Any],
 ) -> RewardBatch:
-    """The batch of these completions.
+    """Returns the batch of these completions.
 
     Args:
         data: the dataset's columns of each completion, of which all get those in `names`.

@@ -6,35 +6,25 @@ Results are plain values and text, so nothing that a user's code returns or rais
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import itertools
 import math
 import numbers
-import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
-from swift_r1.runtime.processes import end_with_parent
-from swift_r1.workers.confine import MEMORY_EXIT, confine, contained, limit_memory
-from swift_r1.workers.watchdog import WorkerOutput
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone
+from swift_r1.workers.worker import become_worker, guarded
 
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
 _runner: asyncio.Runner | None = None
-_output: WorkerOutput | None = None
 
 
 def load_nothing() -> None: ...
@@ -43,41 +33,14 @@ def load_nothing() -> None: ...
 def start_worker(
     args: RewardFlags, names: Sequence[str], load: Callable[[], object], mark: str, watchdog: str | None = None
 ) -> None:
-    """Makes this process a worker, with its rewards; what fails is kept and reported by `faults`.
-
-    Args:
-        load: registers what plugins have.
-        mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
-        watchdog: address of the process that ends this one with its parent; without one the kernel does, which leaves
-            its children alive.
-
-    Raises OSError: the watchdog is gone.
-    """
-    global _output
-    if watchdog is None:
-        end_with_parent(signal.SIGKILL)
-    else:
-        _output = WorkerOutput(watchdog)
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    leave = os._exit
-
-    def leave_noticeably(status: int) -> NoReturn:
-        """Never with 0, which the pool takes for an orderly end."""
-        leave(status or 1)
-
-    os._exit = leave_noticeably
-    confine(mark, args.reward_env, _keys(args, names))
-    # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    load_rewards(args, names, load)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
-    limit_memory(args.reward_memory_limit)
+    """Makes this process a worker, with its rewards; what fails is kept and reported by `faults`. `load` registers what
+    plugins have; `mark` and `watchdog` are those of `become_worker`."""
+    load_all = partial(load_rewards, args, names, load)
+    become_worker(mark, watchdog, load_all, args.reward_env, args.reward_memory_limit, _keys(args, names))
 
 
 def _keys(args: RewardFlags, names: Sequence[str]) -> list[str]:
-    """The variables with what the built-in rewards show to a server."""
+    """Returns the variables with what the built-in rewards show to a server."""
     keys = [TOKEN_VARIABLE] if "api" in names else []
     if "judge" in names and (judge := getattr(args, "judge", None)) is not None:
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
@@ -102,12 +65,12 @@ def load_rewards(args: RewardFlags, names: Sequence[str], load: Callable[[], obj
 
 
 def faults() -> list[str]:
-    """Why rewards could not be built, one line each."""
+    """Returns why rewards could not be built, one line each."""
     return list(dict.fromkeys(reward for reward in _rewards.values() if isinstance(reward, str)))
 
 
 def asynchronous_rewards() -> tuple[list[str], frozenset[str]]:
-    """What `faults` says, and the names of the rewards that are coroutines."""
+    """Returns the `faults`, and the names of the rewards that are coroutines."""
     return faults(), frozenset(
         name for name, reward in _rewards.items() if isinstance(reward, Reward) and reward.is_async
     )
@@ -128,32 +91,6 @@ def call_reward(
     return outcomes, seconds
 
 
-@contextmanager
-def guarded(limit: float) -> Iterator[None]:
-    """Around one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
-    memory is used up; what the call started and printed ends with it, and the working folder is what it was."""
-    try:
-        here = os.open(".", os.O_PATH)
-        with open(os.devnull, "w") as nowhere, contained():
-            # A C thread that needs no GIL: it ends even a process that spins inside a C function.
-            faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
-            try:
-                yield
-            except MemoryError:
-                # The memory left may be too little for anything: a new worker takes over.
-                os._exit(MEMORY_EXIT)
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-        os.fchdir(here)
-        os.close(here)
-        if _output is not None:
-            _output.end_call()
-    except (OSError, ValueError):  # ValueError: of a closed file
-        # The watchdog was killed, or the call closed what is not its own, or left no room for files: a new worker has
-        # all of it.
-        os._exit(1)
-
-
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
     """Calls one reward in the trainer's process; only a coroutine can be stopped after `limit` seconds."""
     reward = _rewards[name]
@@ -167,7 +104,7 @@ def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, in
 def _call_all(
     reward: Reward, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
 ) -> list[ItemOutcome]:
-    """One item after the other; coroutines together.
+    """Calls a reward for one item after the other, or for all together where it is a coroutine.
 
     All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
     connections, a lock) is still good at its next call. Between two calls the loop stands still.
@@ -196,7 +133,7 @@ def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
 
 
 def _call_joined(reward: Reward, items: Sequence[Item], state: Mapping[str, Any]) -> list[ItemOutcome] | None:
-    """One call for all items; None where it fails."""
+    """Calls a reward once for all items; None where it fails."""
     sizes = [len(item.completions) for item in items]
     texts = [text for item in items for text in item.completions]
     columns = {name: [value for item in items for value in item.columns[name]] for name in items[0].columns}
@@ -251,7 +188,8 @@ async def _call_together(
 
 
 def checked(returned: Any, count: int) -> ItemOutcome:
-    """What a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a failure.
+    """Returns what a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a
+    failure.
 
     Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
     invalid, an exception for its own cause. Nothing is ever broadcast.

@@ -51,11 +51,12 @@ class Prompts:
         self.digest = digest
         self._load = load
         self._waiting: deque[_Encoded] = deque()
+        handler = signal.getsignal(signal.SIGCHLD)
         self._loaded: list[Iterator[list[_Encoded]]] = [iter(load(self, workers))]
         # A loader's iterator that is forgotten ends its processes. Python would wait for them before it forgets it.
         self.close = weakref.finalize(self, self._loaded.clear)
         if workers:  # torch's handler would raise the death of one wherever the trainer happens to be
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, handler)
 
     def choose(self, count: int, round_: int) -> None:
         """The next `count` prompts are for this round."""

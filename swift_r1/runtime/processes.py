@@ -22,7 +22,6 @@ from swift_r1.runtime.visible import harmless
 
 LOCK = ".lock"
 LOCK_WAIT_S = 120.0
-_GONE_S = 10.0  # for what was killed to be gone
 # <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -72,28 +71,6 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
 def adopt_orphans() -> None:
     """Makes descendants whose parent ends children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_strays(spared: Collection[int]) -> None:
-    """Kills what is below this process, which adopts orphans, except its children `spared` and what is below them.
-
-    Python's trackers of shared memory stay: they remove what was left in it, and end with its last user.
-    """
-    import psutil
-
-    own = psutil.Process()
-    deadline = time.monotonic() + _GONE_S
-    while time.monotonic() < deadline:
-        strays = [child for child in own.children() if child.pid not in spared]
-        if not strays:
-            return
-        for child in strays:
-            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
-                for process in [*child.children(recursive=True), child]:
-                    with suppress(psutil.NoSuchProcess):
-                        if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
-                            process.kill()
-                child.wait(1)
 
 
 def ranks_below(spared: Collection[int]) -> bool:

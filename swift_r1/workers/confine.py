@@ -1,30 +1,26 @@
-"""Limits of a reward worker process: its memory, environment and children. Linux."""
+"""Limits of a process that runs users' code: its memory, its threads and what it sees of the environment. Linux."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import psutil
 
 from swift_r1.runtime.processes import adopt_orphans
 from swift_r1.wire.urls import has_password
+from swift_r1.workers.killing import MARK
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
-MARK = "SWIFT_R1_REWARD_POOL"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 
 # Variables that are hidden from rewards, unless --reward_env names them.
 _SECRET = re.compile(
     "TOKEN(?!IZER)|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|(^|_)KEY$|_PROXY", re.IGNORECASE
 )
 _set_aside: dict[str, str] = {}  # what the built-in rewards show to servers
-_END_SECONDS = 10.0  # for what was killed to be gone
 
 
 def confine(mark: str, kept: Sequence[str], own: Sequence[str] = ()) -> None:
@@ -42,7 +38,7 @@ def confine(mark: str, kept: Sequence[str], own: Sequence[str] = ()) -> None:
 
 
 def own_key(name: str) -> str | None:
-    """A variable with a key of a built-in reward, which plugins beside it do not see."""
+    """Returns a variable with a key of a built-in reward, which plugins beside it do not see."""
     return os.environ.get(name) or _set_aside.get(name)
 
 
@@ -56,81 +52,3 @@ def limit_memory(gib: float) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = now + int(gib * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-@contextlib.contextmanager
-def contained() -> Iterator[None]:
-    """A context around one call: the processes that it started end with it, and their descendants too."""
-    before = _children()
-    try:
-        yield
-    finally:
-        for pid in _children() - before:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child = psutil.Process(pid)
-                _kill([*child.children(recursive=True), child])
-                child.wait(5)
-
-
-def end_whole(workers: Sequence[int]) -> None:
-    """Kills workers and everything below them. They are stopped first, so that they still adopt what their descendants
-    leave, and nothing can escape between two looks."""
-    for pid in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + _END_SECONDS
-    while (below := _below(workers)) and time.monotonic() < deadline:
-        _kill(below)
-        time.sleep(0.01)
-    for pid in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        end_group(pid)
-
-
-def end_strays(mark: str, living: frozenset[int]) -> list[int]:
-    """Kills what workers of the pool `mark` started and left, except `living` ones and theirs; returns the ids."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            owner = process.environ().get(MARK, "")
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-        pool, _, worker = owner.rpartition(":")
-        if pool == mark and int(worker) not in living and process.pid not in living:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-                found.append(process.pid)
-    return found
-
-
-def end_group(worker: int) -> None:
-    """Kills what is left of a dead worker's process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker, signal.SIGKILL)
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _below(workers: Sequence[int]) -> list[psutil.Process]:
-    """What runs below the workers, without zombies, which a stopped worker does not collect."""
-    found: list[psutil.Process] = []
-    for pid in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-    return found
-
-
-def _children() -> frozenset[int]:
-    found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
-    return frozenset(found)

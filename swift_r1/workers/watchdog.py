@@ -23,7 +23,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import TextIO
 
-from swift_r1.workers.confine import end_group, end_strays, end_whole
+from swift_r1.workers.killing import end_group, end_marked, end_whole
 
 OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
 _DROPPED = b"\n[more output of this reward call is dropped]\n"
@@ -130,18 +130,18 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
-                    strays = end_strays(mark, frozenset(workers.values()))
+                    strays = end_marked(mark, frozenset(workers.values()))
                     if strays:
                         _say(f"ended {len(strays)} processes that rewards left behind")
     # The workers with all that is below them; then what carries the mark and has no worker any more.
     end_whole(list(workers.values()))
     deadline = time.monotonic() + _END_SECONDS
-    while end_strays(mark, frozenset()) and time.monotonic() < deadline:
+    while end_marked(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
-    """A new worker: its pidfd, its id, and the thread that shows what it prints."""
+    """Returns a new worker: its pidfd, its id, and the thread that shows what it prints."""
     connection, _ = listener.accept()
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.getuid():

@@ -263,7 +263,7 @@ def score(plugin: Path) -> Iterator:
 
 def worker_ids(pool: RewardPool) -> frozenset[int]:
     """Of the processes that exist now."""
-    return frozenset(list(pool._pool._pool_manager.worker_manager.workers))
+    return frozenset(list(pool._workers._pool._pool_manager.worker_manager.workers))
 
 
 def wait_gone(pid: int) -> None:
@@ -470,7 +470,7 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
         (worker,) = worker_ids(pool)
-        broken = pool._pool
+        broken = pool._workers._pool
         open_batch = pool.open({"global_step": 1, "max_steps": 2})
         open_batch.add(2, batch(["later", "a"], 2))
         wait_gone(worker)
@@ -523,7 +523,9 @@ def test_a_worker_that_dies_between_two_batches(plugin: Path) -> None:
     me = psutil.Process()
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
-        (worker,) = (child for child in me.children() if child.pid in pool._pool._pool_manager.worker_manager.workers)
+        (worker,) = (
+            child for child in me.children() if child.pid in pool._workers._pool._pool_manager.worker_manager.workers
+        )
         assert pool.score(batch(["later", "a"], 2))[0].invalid == ()
         wait_gone(worker.pid)
         for _ in range(3):
@@ -571,7 +573,7 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
                 )
                 with RewardPool(args, ["length"], partial(load_plugins, [{str(plugin)!r}])) as pool:
                     pool.wait_ready()
-                    (worker,) = pool._pool._pool_manager.worker_manager.workers
+                    (worker,) = pool._workers._pool._pool_manager.worker_manager.workers
                     print(worker, flush=True)
                     os.kill(os.getpid(), signal.SIGKILL)
             """
@@ -635,8 +637,8 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
                 names = ["child", "session", "unmarked", "orphan"]
                 while not all(os.path.exists(os.path.join({str(folder)!r}, name)) for name in names):
                     time.sleep(0.05)
-                workers = pool._pool._pool_manager.worker_manager.workers
-                print(json.dumps([*workers, pool._watchdog._process.pid]), flush=True)
+                workers = pool._workers._pool._pool_manager.worker_manager.workers
+                print(json.dumps([*workers, pool._workers._watchdog._process.pid]), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             """
         )
@@ -666,11 +668,11 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
 def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        before = pool._watchdog._process.pid
+        before = pool._workers._watchdog._process.pid
         os.kill(before, signal.SIGKILL)
         wait_gone(before)
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        assert pool._watchdog.alive and pool._watchdog._process.pid != before
+        assert pool._workers._watchdog.alive and pool._workers._watchdog._process.pid != before
 
 
 def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path) -> None:
@@ -682,7 +684,7 @@ def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path
         def kill_the_watchdog() -> None:
             while not (note.is_file() and note.read_text()):
                 time.sleep(0.05)
-            watchdog = pool._watchdog._process.pid
+            watchdog = pool._workers._watchdog._process.pid
             os.kill(watchdog, signal.SIGKILL)
             wait_gone(watchdog)
             Path(f"{note}.go").touch()

@@ -160,7 +160,9 @@ def test_prompts_come_in_order_whatever_is_taken(workers):
 
 
 def test_python_ends_though_nobody_closed_the_stream():
+    """The process's handler of SIGCHLD is as it was, too."""
     script = """
+import signal
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.rollout.prompts import PromptStream
@@ -169,7 +171,11 @@ class Echo:
     def encode(self, row):
         return row
 
+def ignore(number, frame): ...
+
+signal.signal(signal.SIGCHLD, ignore)
 stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), 1)
+assert signal.getsignal(signal.SIGCHLD) is ignore
 print(stream.take(4))
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

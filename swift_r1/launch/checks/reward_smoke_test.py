@@ -21,7 +21,7 @@ from swift_r1.plugins import load_plugins
 from swift_r1.rewards import worker
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
-from swift_r1.workers.confine import end_strays, end_whole
+from swift_r1.workers.killing import end_marked, end_whole
 
 _logger = logging.getLogger("swift_r1.rewards")
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
@@ -72,7 +72,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
         if process.pid is not None and process.is_alive():
             end_whole([process.pid])
         process.join()
-        end_strays(mark, frozenset())
+        end_marked(mark)
     if busy is not None:
         faults += _busy_fault(args, busy, batch)
     if blind and set(args.called_rewards) <= {*blind, *OF_EPISODES}:

@@ -36,8 +36,8 @@ class EnvironmentAgent(Agent):
     @classmethod
     @abstractmethod
     def rows(cls, split: str, count: int | None) -> Iterator[Row]:
-        """The environment's own rows: `messages`, and `ENV_ROW` (JSON) with what `play` needs. `split` is train or
-        eval; `count` matters to environments without a data set. Raises UsageError for bad names and arguments, and
+        """Returns the environment's own rows: `messages`, and `ENV_ROW` (JSON) with what `play` needs. `split` is train
+        or eval; `count` matters to environments without a data set. Raises UsageError for bad names and arguments, and
         where no rows are held out."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class EnvironmentAgent(Agent):
 
 
 def own_columns(row: Row) -> Row:
-    """Of a row of `rows` what the environment gave; of another row its columns."""
+    """Returns what the environment gave for a row of `rows`; for another row its columns."""
     found: Row | None = row.get(ENV_ROW)
     if found is not None:
         return dict(found)
@@ -64,7 +64,7 @@ def own_columns(row: Row) -> Row:
 
 
 def seed_rows(text: str, split: str, count: int | None) -> Iterator[Row]:
-    """Of an environment without a data set: row n says `text` and has the seed n (held out: others)."""
+    """Yields rows for an environment without a data set: row n says `text` and has the seed n (held out: others)."""
     first = _EVAL_SEEDS * (split == "eval")
     for number in range(first, first + (count or ENDLESS_ROWS)):
         yield {"messages": [{"role": "user", "content": text}], ENV_ROW: {"seed": number}}
@@ -85,7 +85,7 @@ def seed_generators(text: str) -> None:
 
 
 def adapter(spec: str, args: Mapping[str, Any]) -> type[EnvironmentAgent]:
-    """The agent of `--env` with `--env_args`. Imports the adapter of its kind, and not the environment yet.
+    """Returns the agent of `--env` with `--env_args`. Imports the adapter of its kind, and not the environment yet.
 
     Raises UsageError for another kind, no name, or a package that is not installed.
     """

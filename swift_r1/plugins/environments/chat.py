@@ -31,7 +31,7 @@ class Chat:
         self.ended: str | None = None
 
     async def turn(self) -> Message | None:
-        """The model's next message, which is in `messages` then; None where there is none (`ended`)."""
+        """Returns the model's next message, which is in `messages` then; None where there is none (`ended`)."""
         from openai import APIStatusError
 
         more: dict[str, Any] = {"tools": self._tools} if self._tools else {}
@@ -74,7 +74,7 @@ class Chat:
 
 
 def with_text(messages: Sequence[Message], text: str | None, between: str = "\n\n") -> list[Message]:
-    """The messages with `text` at the end of the last one, which is the user's."""
+    """Returns the messages with `text` at the end of the last one, which is the user's."""
     if not text:
         return list(messages)
     last = messages[-1]
@@ -82,5 +82,5 @@ def with_text(messages: Sequence[Message], text: str | None, between: str = "\n\
 
 
 def is_limit(error: BaseException) -> bool:
-    """Whether a request was refused since the episode has used up its share, or the model takes no more."""
+    """Returns whether a request was refused since the episode has used up its share, or the model takes no more."""
     return getattr(error, "status_code", None) == 403 or "maximum context length" in str(error)

@@ -93,8 +93,8 @@ class GymnasiumAgent(EnvironmentAgent):
 
 
 def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
-    """The names of the actions in their order; None where any text is an action. Raises UsageError for other spaces,
-    and names that are not as many as the actions."""
+    """Returns the names of the actions in their order; None where any text is an action. Raises UsageError for other
+    spaces, and names that are not as many as the actions."""
     from gymnasium import spaces
 
     space = environment.action_space
@@ -112,14 +112,15 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
 
 
 def _documented(environment: Any, count: int) -> list[str] | None:
-    """The names of the actions by the documentation of Gymnasium's own environments: `- 0: Move left`, and so on."""
+    """Returns the names of the actions by the documentation of Gymnasium's own environments: `- 0: Move left`, and so
+    on."""
     found = re.findall(r"^\s*- (\d+): (.+)$", _section(environment, "## Action Space"), re.MULTILINE)
     numbers = [int(number) for number, _ in found]
     return [name.strip() for _, name in found] if numbers == list(range(count)) else None
 
 
 def _readable(space: Any) -> bool:
-    """Whether values of a space are short enough as JSON."""
+    """Returns whether values of a space are short enough as JSON."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Tuple):
@@ -132,7 +133,7 @@ def _readable(space: Any) -> bool:
 
 
 def _about(environment: Any) -> str:
-    """What it is by its documentation, and what an observation is, where that is not drawn."""
+    """Returns what an environment is by its documentation, and what an observation is, where that is not drawn."""
     titles = ("", "## Description") if environment.render_mode == "ansi" else ("", "## Description", _OBSERVATION)
     parts = {title: _section(environment, title).strip().partition("\n\n")[0] for title in titles}
     parts["## Description"] *= not parts[""]
@@ -144,7 +145,7 @@ _OBSERVATION = "## Observation Space"
 
 
 def _section(environment: Any, title: str) -> str:
-    """Of the documentation of its class; without a title what is above all titles."""
+    """Returns a section of the documentation of its class; without a title what is above all titles."""
     text = f"\n{inspect.getdoc(type(environment.unwrapped)) or ''}"
     text = re.sub(r"(?m)^ (?=\S)", "", text)
     return (text.partition(f"\n{title}\n")[2] if title else text).partition("\n## ")[0]
@@ -158,7 +159,7 @@ def _asked(actions: list[str] | None) -> str:
 
 
 def _action(reply: str, actions: list[str] | None) -> str | int | None:
-    """The last number of an action that a reply has, else the last name; None where it has neither."""
+    """Returns the last number of an action that a reply has, else the last name; None where it has neither."""
     if actions is None:
         return reply.strip() or None
     numbers = [int(found) for found in re.findall(r"(?<![\w.])\d{1,9}(?![\w.]*\w)", reply) if int(found) < len(actions)]
@@ -172,7 +173,8 @@ def _action(reply: str, actions: list[str] | None) -> str | int | None:
 
 
 def _text(environment: Any, observation: Any) -> str:
-    """What is drawn, where the environment draws with characters; else the observation, as JSON if it is no text."""
+    """Returns what is drawn, where the environment draws with characters; else the observation, as JSON if it is no
+    text."""
     if isinstance(observation, str):
         return observation
     if environment.render_mode == "ansi":

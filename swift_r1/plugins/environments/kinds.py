@@ -31,7 +31,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def kind_faults(spec: str) -> list[str]:
-    """What is wrong with `KIND:NAME` as it is written."""
+    """Returns what is wrong with `KIND:NAME` as it is written."""
     kind, _, name = spec.partition(":")
     if kind not in KINDS:
         return [f"--env {spec}: {no_such('kind of environment', kind, KINDS)}"]
@@ -39,7 +39,7 @@ def kind_faults(spec: str) -> list[str]:
 
 
 def package_faults(spec: str) -> list[str]:
-    """Whether the package of its kind is missing."""
+    """Returns what is wrong where the package of its kind is missing."""
     kind = spec.partition(":")[0]
     package = KINDS[kind].package
     if package is None or importlib.util.find_spec(package) is not None:

@@ -86,7 +86,7 @@ class OpenEnvAgent(EnvironmentAgent):
 
     @classmethod
     async def _get(cls, path: str) -> dict[str, Any]:
-        """What the server says about its environment."""
+        """Returns what the server says about its environment."""
         import httpx
 
         unknown = sorted(set(cls.args).difference(_ARGS))
@@ -126,8 +126,8 @@ class _Server:
         self._timeout = timeout
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to `reset` or `step`: `observation`, `reward`, `done`. Raises RuntimeError with what the server
-        says where it refuses."""
+        """Returns the answer to `reset` or `step`: `observation`, `reward`, `done`. Raises RuntimeError with what the
+        server says where it refuses."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -143,7 +143,7 @@ class _Server:
         return dict(data)
 
     async def tools(self) -> list[dict[str, Any]]:
-        """The environment's MCP tools, as OpenAI describes tools."""
+        """Returns the environment's MCP tools, as OpenAI describes tools."""
         listed = await self.ask("step", {"type": "list_tools"})
         return [
             {
@@ -163,7 +163,7 @@ def _url(name: str) -> str:
 
 
 def _tool_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool that makes an action, from the action's JSON schema; `metadata` is the program's."""
+    """Returns the tool that makes an action, from the action's JSON schema; `metadata` is the program's."""
     properties = {name: about for name, about in schema.get("properties", {}).items() if name != "metadata"}
     parameters = {**schema, "properties": properties, "required": [*schema.get("required", ())]}
     text = schema.get("description") or "Acts in the environment."
@@ -171,8 +171,8 @@ def _tool_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """An observation as the model reads it: what is set in it; a single text as it is, anything else as JSON. Raises
-    RuntimeError for a tool that failed."""
+    """Returns an observation as the model reads it: what is set in it; a single text as it is, anything else as JSON.
+    Raises RuntimeError for a tool that failed."""
     observation = answer.get("observation") or {}
     error = observation.get("error")
     if error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,16 +22,17 @@ from swift_r1.errors import UsageError, describe
 from swift_r1.plugins.environments.base import EnvironmentAgent, Row, adapter, own_columns, seed_generators
 from swift_r1.plugins.environments.kinds import KINDS
 from swift_r1.runtime.processes import end_with_parent, leave
-from swift_r1.workers.confine import confine, end_group, end_strays, end_whole
+from swift_r1.workers.confine import confine
+from swift_r1.workers.killing import end_group, end_marked, end_whole
 
 ROWS_SECONDS = 1800.0
 """For an environment to load and give its rows; it may download them."""
 
 
 def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: str, count: int | None) -> Iterator[Row]:
-    """The environment's own rows. Raises UsageError where it has none, or fails."""
-    asked = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
-    lines, fault = _asked(asked, ROWS_SECONDS)
+    """Yields the environment's own rows. Raises UsageError where it has none, or fails."""
+    request = {"do": "rows", "spec": spec, "args": args, "kept": kept, "split": split, "count": count}
+    lines, fault = _answers(request, ROWS_SECONDS)
     if fault is not None:
         raise UsageError(fault)
     yield from lines
@@ -39,47 +41,44 @@ def read_rows(spec: str, args: Mapping[str, Any], kept: Sequence[str], split: st
 def try_environment(
     spec: str, args: Mapping[str, Any], kept: Sequence[str], rows: int, seconds: float
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """What `_tried` gives, as far as it came within so many seconds, and what went wrong."""
-    return _asked({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
+    """Returns the lines of `_tried`, as far as it came within so many seconds, and what went wrong."""
+    return _answers({"do": "try", "spec": spec, "args": args, "kept": kept, "rows": rows}, seconds)
 
 
-def _asked(asked: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
-    """The lines that the process wrote, and why it did not write all of them. `kept` are the variables that it sees
-    although they look like secrets (`confine`), as episodes do."""
+def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str, Any]], str | None]:
+    """Returns the lines that the process wrote, and why it did not write all of them. `kept` are the variables that it
+    sees although they look like secrets (`confine`), as episodes do."""
     # Files, not pipes: what the environment has started and left would hold those open.
+    mark = secrets.token_hex(8)
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", __spec__.name]
         environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
         try:
-            process.communicate(json.dumps(asked).encode(), seconds)
+            process.communicate(json.dumps({**request, "mark": mark}).encode(), seconds)
         except subprocess.TimeoutExpired:
             pass  # it has no exit code
         finally:
             code = process.poll()
-            end_whole([process.pid] if code is None else [])
-            process.wait()
+            if code is None:
+                end_whole([process.pid])
+                process.wait()
             end_group(process.pid)
-            end_strays(_mark_of(process.pid), frozenset())
+            end_marked(mark)
         output.seek(0)
         lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
         errors.seek(0)
-        said = errors.read().decode(errors="replace")
+        printed = errors.read().decode(errors="replace")
     fault = next((line["fault"] for line in lines if "fault" in line), None)
     if fault is None and code != 0:
-        [end] = deque(said.strip().splitlines() or ["it wrote nothing"], 1)
-        how = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
-        fault = f"--env {asked['spec']}: its process {how}; its last line: {end[:300]}"
+        [end] = deque(printed.strip().splitlines() or ["it wrote nothing"], 1)
+        ending = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
+        fault = f"--env {request['spec']}: its process {ending}; its last line: {end[:300]}"
     return [line for line in lines if "fault" not in line], fault
 
 
-def _mark_of(pid: int) -> str:
-    """What everything below that process has in its environment."""
-    return f"environment:{pid}"
-
-
 def _tried(agent: type[EnvironmentAgent], spec: str, count: int) -> Iterator[dict[str, Any]]:
-    """One line with the first rows, then one for each episode that is tried on the first of them."""
+    """Yields one line with the first rows, then one for each episode that is tried on the first of them."""
     rows = list(islice(agent.rows("train", count), count))
     package = KINDS[spec.partition(":")[0]].package
     yield {"rows": rows, "version": _version(package)}
@@ -123,31 +122,31 @@ def _version(package: str | None) -> str:
 
 def _main(output: TextIO) -> int:
     end_with_parent(signal.SIGKILL)
-    asked = json.load(sys.stdin)
-    confine(_mark_of(os.getpid()), asked["kept"])
+    request = json.load(sys.stdin)
+    confine(request["mark"], request["kept"])
 
     def tell(line: Mapping[str, Any]) -> None:
         output.write(json.dumps(line, default=_plain) + "\n")
         output.flush()
 
     try:
-        agent = adapter(asked["spec"], asked["args"])
+        agent = adapter(request["spec"], request["args"])
         seed_generators("rows")
-        if asked["do"] == "rows":
-            for row in agent.rows(asked["split"], asked["count"]):
+        if request["do"] == "rows":
+            for row in agent.rows(request["split"], request["count"]):
                 tell(row)
         else:
-            for line in _tried(agent, asked["spec"], asked["rows"]):
+            for line in _tried(agent, request["spec"], request["rows"]):
                 tell(line)
     except UsageError as error:
         tell({"fault": str(error)})
     except Exception as error:  # noqa: BLE001  the environment's
-        tell({"fault": f"--env {asked['spec']} failed: {describe(error)}"})
+        tell({"fault": f"--env {request['spec']} failed: {describe(error)}"})
     return 0
 
 
 def _plain(value: Any) -> Any:
-    """Of values that JSON has no form for, numbers and lists of numpy as such; the rest as text."""
+    """Returns numbers and lists of numpy as such, and other values that JSON has no form for as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

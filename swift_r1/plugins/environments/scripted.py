@@ -79,13 +79,13 @@ class ScriptedModel:
                 server.shutdown()
 
     def respond(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The status and the content of a response."""
+        """Returns the status and the content of a response."""
         if len(self.requests) == MOST_TURNS:
             return 403, {"error": {"message": f"the script's {MOST_TURNS} turns are used up"}}
         return 200, self.answer(body)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What a server says to a request for a chat completion, or for a completion."""
+        """Returns what a server says to a request for a chat completion, or for a completion."""
         self.requests.append(body)
         turn = len(self.requests)
         said = {"id": f"script-{turn}", "created": 0, "model": "policy"}
@@ -111,7 +111,8 @@ class ScriptedModel:
 
 
 def sample(schema: Mapping[str, Any], chance: random.Random, root: Mapping[str, Any] | None = None) -> Any:
-    """A random value that a JSON schema allows; `root` has the definitions that it refers to (default: itself)."""
+    """Returns a random value that a JSON schema allows; `root` has the definitions that it refers to (default:
+    itself)."""
     root = schema if root is None else root
     if "$ref" in schema:
         found: Any = root

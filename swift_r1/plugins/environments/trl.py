@@ -153,7 +153,7 @@ async def _awaited(value: Any | Awaitable[Any]) -> Any:
 
 
 def _methods(environment: Any) -> list[Callable[..., Any]]:
-    """The tools of an environment."""
+    """Returns the tools of an environment."""
     members = inspect.getmembers(environment, inspect.ismethod)
     return [method for name, method in members if name not in ("reset", "get_reward") and not name.startswith("_")]
 
@@ -278,7 +278,7 @@ def _of_trainer(path: str, made: Mapping[str, Any]) -> Given:
 
 
 def _held_out(given: Any) -> Any:
-    """The rows of a script's `eval_dataset`, which may be several by name."""
+    """Returns the rows of a script's `eval_dataset`, which may be several by name."""
     return [row for rows in given.values() for row in rows] if isinstance(given, dict) else given
 
 

@@ -48,7 +48,7 @@ class VerifiersAgent(EnvironmentAgent):
 
     @classmethod
     def rows(cls, split: str, count: int | None) -> Iterator[Row]:
-        """The environment's training set; its evaluation set where rows are held out."""
+        """Yields the environment's training set; its evaluation set where rows are held out."""
         environment = cls.prepare()
         with _silent("verifiers"):
             dataset = environment.get_dataset() if split == "train" else environment.get_eval_dataset()
@@ -105,7 +105,7 @@ class VerifiersAgent(EnvironmentAgent):
 
 
 def _cause(error: BaseException) -> str:
-    """Why an environment does not load: verifiers says which one, and its cause what went wrong."""
+    """Returns why an environment does not load: verifiers says which one, and its cause what went wrong."""
     cause = error.__cause__
     if cause is None:
         return describe(error)

@@ -6,13 +6,16 @@ import asyncio
 import inspect
 import json
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_type_hints
 
 from swift_r1.data.tool_registry import tools
-from swift_r1.errors import describe, one_line
-from swift_r1.rewards.worker import guarded
+from swift_r1.errors import UsageError, describe, one_line
+from swift_r1.rewards.types import RewardFlags
+from swift_r1.workers.worker import become_worker, guarded
 
 Outcome = Literal["answer", "error", "timeout", "unknown", "unread"]
 
@@ -36,8 +39,19 @@ class ToolAnswer:
     cause: str | None = None
 
 
+def start_worker(args: RewardFlags, load: Callable[[], object], mark: str, watchdog: str) -> None:
+    """Makes this process a worker with the tools that `load` registers. What it fails to is missing in
+    `registered`."""
+
+    def load_tools() -> None:
+        with suppress(UsageError):
+            load()
+
+    become_worker(mark, watchdog, load_tools, args.reward_env, args.reward_memory_limit)
+
+
 def registered() -> list[str]:
-    """The tools that this process has."""
+    """Returns the tools that this process has."""
     return list(tools)
 
 
@@ -68,7 +82,7 @@ class _BadArguments(ValueError):
 
 @cache
 def _checked(name: str) -> Any:
-    """The tool, which refuses arguments that are not of its types; a list of JSON is a tuple too."""
+    """Returns the tool, which refuses arguments that are not of its types; a list of JSON is a tuple too."""
     from pydantic import ConfigDict, TypeAdapter
 
     function: Any = tools[name]
@@ -89,7 +103,7 @@ def _text(result: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """One short line."""
+    """Returns one short line."""
     from pydantic import ValidationError
 
     text = one_line(error)

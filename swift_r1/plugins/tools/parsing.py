@@ -56,8 +56,8 @@ _THOUGHT = re.compile(r"\s*<([\w:]*(?:think|thought|reason)[\w:]*)>.*?</\1>", re
 
 
 def _spoken(text: str, opening: str = "") -> tuple[str, str]:
-    """What a turn thinks at its beginning, of which the prompt may have the `opening`, and what it says: a call in a
-    thought is none."""
+    """Returns what a turn thinks at its beginning, of which the prompt may have the `opening`, and what it says: a call
+    in a thought is none."""
     end = max(0, found.end() - len(opening)) if (found := _THOUGHT.match(opening + text)) else 0
     return text[:end], text[end:]
 
@@ -84,12 +84,12 @@ class Parsed:
 
     @property
     def unread(self) -> bool:
-        """Whether it says what looks like a call, in whatever format, and no call was found."""
+        """Returns whether a turn says what looks like a call, in whatever format, and no call was found."""
         return not self.calls and _ATTEMPT.search(_spoken(self.content or "")[1]) is not None
 
 
 def guessed_parser(template: str) -> tuple[str, str] | None:
-    """The parser for a chat template, and the sign in its text that tells; None for none."""
+    """Returns the parser for a chat template, and the sign in its text that tells; None for none."""
     for name, signs in _SIGNS:
         if all(sign in template for sign in signs):
             return name, " with ".join(signs)
@@ -97,7 +97,7 @@ def guessed_parser(template: str) -> tuple[str, str] | None:
 
 
 def chosen_parser(given: str | None, template: str) -> tuple[str | None, str]:
-    """The parser that is given, else guessed, and a word on why; None where the template has no known sign."""
+    """Returns the parser that is given, else guessed, and a word on why; None where the template has no known sign."""
     if given is not None:
         return given, "--tool_call_parser"
     guess = guessed_parser(template)
@@ -139,8 +139,9 @@ class ToolCallParser:
             raise UsageError(f"--tool_call_parser {name} cannot be used with this model: {why}") from error
 
     def parse(self, text: str, tools: Sequence[Tool] = (), token_ids: Sequence[int] = ()) -> Parsed:
-        """The calls of a whole turn. `text` has its special tokens, but not the one that ends the turn; `token_ids`
-        are the turn's and those before it, from which the calls get ids that repeat in a repeated conversation."""
+        """Returns the calls of a whole turn. `text` has its special tokens, but not the one that ends the turn;
+        `token_ids` are the turn's and those before it, from which the calls get ids that repeat in a repeated
+        conversation."""
         thought, spoken = _spoken(text, self._opening)
         try:
             request, parser = self._made(tools)
@@ -165,8 +166,8 @@ class ToolCallParser:
         return StreamedTurn(self, *self._made(tools), tools)
 
     def forced(self, tools: Sequence[Tool], choice: Choice) -> str | None:
-        """The structural tag (xgrammar's, JSON) with which a turn must make a call; None where vLLM has none for this
-        format."""
+        """Returns the structural tag (xgrammar's, JSON) with which a turn must make a call; None where vLLM has none
+        for this format."""
         # Arguments follow the schema; without this they are any JSON.
         strict = [{**one, "function": {**one["function"], "strict": True}} for one in tools]
         request, parser = self._made(strict, choice)
@@ -174,7 +175,8 @@ class ToolCallParser:
         return None if tag is None else str(tag.model_dump_json())
 
     def _made(self, tools: Sequence[Tool], choice: Choice = "auto") -> tuple[Any, Any]:
-        """The request as vLLM's parsers want to see it, and a parser, which keeps what it has read of one turn."""
+        """Returns the request as vLLM's parsers want to see it, and a parser, which keeps what it has read of one
+        turn."""
         asked = {"model": "-", "messages": [{"role": "user", "content": "-"}]}
         given = {"tools": [dict(one) for one in tools], "tool_choice": choice} if tools else {}
         request = self._request(**asked, **given)
@@ -196,7 +198,7 @@ class StreamedTurn:
         self._ids: list[int] = []
 
     def add(self, text: str, token_ids: Sequence[int]) -> str:
-        """The text that the next piece brings, which may be none."""
+        """Returns the text that the next piece brings, which may be none."""
         before = self._text
         ids = list(self._ids)
         self._text += text
@@ -219,7 +221,7 @@ class StreamedTurn:
         return new
 
     def end(self, prompt: Sequence[int]) -> Parsed:
-        """What is left to say at the end, and the calls."""
+        """Returns what is left to say at the end, and the calls."""
         whole = self._owner.parse(self._text, self._tools, (*prompt, *self._ids))
         content = whole.content or ""
         left = content[len(self._given) :] if content.startswith(self._given) else ""

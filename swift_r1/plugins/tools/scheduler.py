@@ -40,7 +40,7 @@ class ToolScheduler(RolloutScheduler):
     def __init__(self, *args: Any, kit: ToolKit, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kit = kit
-        self._told = False
+        self._warned = False
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """`rollout_infos` has `tool_calls`, a dict for each call: `turn`, `name`, `arguments` (JSON), `content` (the
@@ -53,8 +53,8 @@ class ToolScheduler(RolloutScheduler):
         return output
 
     def tell_unread(self, text: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             _logger.warning(
                 "a turn has what looks like a call, which the parser %s does not read (told once, tools/unread_calls "
                 "counts them; with --unread_calls error the model is told too): %s",
@@ -117,7 +117,7 @@ class _Turns(MultiTurnScheduler):
         return {"infer_request": infer_request}
 
     def _parsed(self, choice: ChatCompletionResponseChoice, turn: int) -> Parsed:
-        """The model's turn, with its special tokens, which belong to the calls of some formats."""
+        """Returns the model's turn, with its special tokens, which belong to the calls of some formats."""
         ids = list(choice.token_ids or ())
         prefix = choice.message.content.removesuffix(self.tokenizer.decode(ids, skip_special_tokens=True))
         shown = ids[:-1] if ids[-1] in self._kit.ends else ids

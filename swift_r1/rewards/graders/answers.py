@@ -82,7 +82,7 @@ class Grade:
 
 
 def answers(text: str) -> Iterator[str]:
-    """The contents of the answer blocks from left to right, each up to the nearest closing tag; any lines."""
+    """Yields the contents of the answer blocks from left to right, each up to the nearest closing tag; any lines."""
     position = 0
     while (start := text.find(OPEN, position)) >= 0:
         start += len(OPEN)
@@ -102,7 +102,8 @@ def last_answer(text: str) -> str | None:
 
 
 def tidied(text: str) -> str:
-    r"""One spelling for what is typeset alike: dollars, spacing, sizes, `\dfrac`, percent signs, a final full stop.
+    r"""Returns one spelling for what is typeset alike: dollars, spacing, sizes, `\dfrac`, percent signs, a final full
+    stop.
 
     A space that is left between two digits separates two numbers, except in groups of three (12\,345).
     """
@@ -136,7 +137,7 @@ def _spelling_of(found: re.Match[str]) -> str:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """A tidied text without its unit, and the unit in lower case and singular; "" where there is none."""
+    """Returns a tidied text without its unit, and the unit in lower case and singular; "" where there is none."""
     for pattern in (_UNIT, _PLAIN_UNIT):
         found = pattern.search(text)
         if found and found.start() > 0 and found[1].strip().lower() not in _NO_UNIT:

@@ -69,7 +69,7 @@ def _is_right(expression: str, nums: list[int], target: int) -> bool:
 
 
 def _whole(number: int | float | str) -> int:
-    """The number as an int, whatever type the data file gave it."""
+    """Returns the number as an int, whatever type the data file gave it."""
     value = Fraction(number)
     if value.denominator != 1:
         raise ValueError(f"not a whole number: {number}")

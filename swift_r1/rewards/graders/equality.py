@@ -59,13 +59,13 @@ _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 
 def equal(given: str, right: str) -> bool:
-    """Whether a tidied answer equals a tidied gold answer."""
+    """Returns whether a tidied answer equals a tidied gold answer."""
     return same_text(given, right) or same_words(given, right) or _equal_values(given, right, MAX_PARTS)
 
 
 def contradict(given: str, right: str) -> bool:
-    r"""Whether two tidied answers differ by what the library drops: the unit, the name behind a number, a letter's
-    case, the brackets of a pair, an interval or a set."""
+    r"""Returns whether two tidied answers differ by what the library drops: the unit, the name behind a number, a
+    letter's case, the brackets of a pair, an interval or a set."""
     units = without_unit(given)[1], without_unit(right)[1]
     words = _last_word(given), _last_word(right)
     if all(units) or all(words):
@@ -79,7 +79,7 @@ def contradict(given: str, right: str) -> bool:
 
 
 def _last_word(text: str) -> str:
-    """The word after a number, or that is all of a text; in lower case, except a letter."""
+    """Returns the word after a number, or that is all of a text; in lower case, except a letter."""
     found = _LAST_WORD.fullmatch(_WORDS.sub(r"\1", text))
     if found is None:
         return ""
@@ -162,7 +162,8 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
 
 
 def _members(text: str) -> tuple[list[str], bool]:
-    r"""What a list or a set in `\{ \}` holds, and whether its order does not count; an item with `\pm` is two."""
+    r"""Returns what a list or a set in `\{ \}` holds, and whether its order does not count; an item with `\pm` is
+    two."""
     inner = _inside(text) if text.startswith("\\{") else None
     parts = _parts(text if inner is None else inner[1])
     if "\\pm" not in text and "\\mp" not in text:
@@ -215,7 +216,8 @@ def _same_value(given: str, right: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def values(text: str) -> tuple[Value, ...]:
-    """The expression's value at each point, one without variables; raises Unreadable, and nothing else, on any text."""
+    """Returns the expression's value at each point, one without variables; raises Unreadable, and nothing else, on any
+    text."""
     read = tokens(text)
     found: list[Value] = []
     wanted = 1
@@ -231,7 +233,7 @@ def values(text: str) -> tuple[Value, ...]:
 
 
 def _literal(text: str) -> Fraction | None:
-    """A number written as one: sign, digits with or without thousands commas, decimals, power of ten."""
+    """Returns a number written as one: sign, digits with or without thousands commas, decimals, power of ten."""
     found = _LITERAL.fullmatch(text)
     if found is None or len(text) > 200:
         return None
@@ -253,7 +255,7 @@ def _fraction(text: str) -> tuple[int, int] | None:
 
 
 def _inside(text: str) -> tuple[str, str] | None:
-    r"""The brackets around a whole text, and what they hold: "()", "[)", "\{\}"."""
+    r"""Returns the brackets around a whole text, and what they hold: "()", "[)", "\{\}"."""
     width = 2 if text.startswith("\\{") else 1
     if len(text) < 2 * width or text[-width:] not in _PAIRS.get(text[:width], ()):
         return None
@@ -266,7 +268,7 @@ def _inside(text: str) -> tuple[str, str] | None:
 
 
 def _parts(text: str) -> list[str]:
-    """The text cut at commas, semicolons, "and" and "or" outside brackets and braces."""
+    """Returns the text cut at commas, semicolons, "and" and "or" outside brackets and braces."""
     text = _JOIN.sub(",", text)
     if "," not in text and ";" not in text:
         return [text.strip()]

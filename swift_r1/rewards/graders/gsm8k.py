@@ -71,7 +71,8 @@ def grade_gsm8k(
 
 
 def number_answer(completion: str) -> tuple[Fraction | None, bool]:
-    """The number that a completion answers, as the mode `number` reads it; and whether it stood where it should.
+    """Returns the number that a completion answers, as the mode `number` reads it; and whether it stood where it
+    should.
 
     None where there is none (or one of too many digits).
     """
@@ -89,7 +90,7 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
 
 
 def _only_number(text: str) -> Fraction | None:
-    """The number after the last `=` of an answer, alone but for its unit or words; None where there is more."""
+    """Returns the number after the last `=` of an answer, alone but for its unit or words; None where there is more."""
     if len(text) > MAX_SLOT or _HEDGE.search(text):
         return None
     text = _plain(_OF_A_UNIT.sub("", without_unit(tidied(text.rpartition("=")[2]))[0]))

@@ -21,7 +21,8 @@ def library_equal(found: str, given: str, right: str) -> bool:
 
 
 def parsed(text: str, **how: Any) -> list[Any]:
-    """What the library reads in a text: sympy objects, not yet evaluated, and strings; empty where it reads nothing."""
+    """Returns what the library reads in a text: sympy objects, not yet evaluated, and strings; empty where it reads
+    nothing."""
     from math_verify import parse
 
     # An answer that takes too long is wrong; a line on standard error for each would be noise.
@@ -32,7 +33,8 @@ def parsed(text: str, **how: Any) -> list[Any]:
 
 
 def verified(gold: list[Any], answer: list[Any]) -> bool:
-    """Whether the library takes two things it has read as equal; an answer that explodes, or takes long, is not."""
+    """Returns whether the library takes two things it has read as equal; an answer that explodes, or takes long, is
+    not."""
     from math_verify import verify
 
     if not gold or not all(isinstance(item, str) or bearable(item) for item in answer):
@@ -41,7 +43,7 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
 
 
 def _time_limit() -> int | None:
-    """The library's time-outs are alarm signals, which only the main thread can have."""
+    """Returns the time limit, or none outside the main thread: the library's time-outs are alarm signals."""
     return LIBRARY_SECONDS if threading.current_thread() is threading.main_thread() else None
 
 
@@ -50,7 +52,7 @@ class TooLarge(ValueError):
 
 
 def bearable(node: Any) -> bool:
-    """Whether exact evaluation of a sympy object (expression, set, relation or matrix) stays within the bounds.
+    """Returns whether exact evaluation of a sympy object (expression, set, relation or matrix) stays within the bounds.
 
     Estimated before anything is evaluated, and only numbers count. What is merely slow, such as expanding
     (x + y)^5000, can be interrupted; a power of whole numbers cannot, and takes all memory.
@@ -98,7 +100,7 @@ def _estimate(node: Any) -> float:
 
 
 def _magnitude(node: Any) -> float:
-    """The absolute value of a number; 1 for what holds letters, infinity for what is no number."""
+    """Returns the absolute value of a number; 1 for what holds letters, infinity for what is no number."""
     if node.free_symbols:
         return 1.0
     try:

@@ -58,13 +58,15 @@ def grade_math(
 
 
 def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
-    """The tidied answer of a completion, found as `grade_math` finds it; None without one, or a too long one."""
+    """Returns the tidied answer of a completion, found as `grade_math` finds it; None without one, or a too long
+    one."""
     found = _answer(response, answer)
     return None if found is None or len(found) > MAX_ANSWER else tidied(found) or None
 
 
 def same_answer(first: str, second: str) -> bool:
-    """Whether two tidied answers are the same by the rule `fast`, whichever of them is taken as the right one."""
+    """Returns whether two tidied answers are the same by the rule `fast`, whichever of them is taken as the right
+    one."""
     return same_text(first, second) or equal(first, second) or equal(second, first)
 
 

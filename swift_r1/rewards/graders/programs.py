@@ -34,13 +34,15 @@ class Case:
 
 
 def program_of(completion: str) -> str:
-    """The last closed block, fenced by three backquotes and labelled python, python3 or py; empty without one."""
+    """Returns the last closed block, fenced by three backquotes and labelled python, python3 or py; empty without
+    one."""
     found = _BLOCK.findall(completion)
     return found[-1] if found else ""
 
 
 def cases_of(tests: Any) -> list[Case]:
-    """The tests of a row: an object, its JSON, or a list of test cases. Raises ValueError: what is wrong with them."""
+    """Returns the tests of a row: an object, its JSON, or a list of test cases. Raises ValueError: what is wrong with
+    them."""
     tests = _read(tests)
     if isinstance(tests, list):
         tests = {"test_cases": tests}
@@ -93,8 +95,8 @@ def _text(value: Any) -> str:
 
 
 def passes(case: Case, output: bytes) -> bool:
-    """Whether what a program printed, or the JSON of what its function returned, is right. Blanks at both ends of the
-    text and at the ends of its lines do not count."""
+    """Returns whether what a program printed, or the JSON of what its function returned, is right. Blanks at both ends
+    of the text and at the ends of its lines do not count."""
     if case.fn_name is None:
         return _lines(output.decode("utf-8", "replace")) == _lines(case.right[0])
     try:

@@ -125,7 +125,7 @@ class ExpressionReader:
         return multiply(Fraction(sign), value)
 
     def _mixed(self, value: Value) -> Value:
-        r"""A juxtaposed factor; after a whole number, `\frac12` makes a mixed number: 3\frac12 is 3.5."""
+        r"""Returns a juxtaposed factor; after a whole number, `\frac12` makes a mixed number: 3\frac12 is 3.5."""
         before = self._tokens[self._at - 1]
         alone = self._at == 1 or self._tokens[self._at - 2] in ("+", "-", "(", "{", "[")
         is_mixed = self._next == "\\frac" and before.isdigit() and alone
@@ -164,7 +164,7 @@ class ExpressionReader:
         return False
 
     def _argument(self) -> Value:
-        r"""A group in braces, or one token: a digit of a number, as in \frac12 and x^23."""
+        r"""Returns a group in braces, or one token: a digit of a number, as in \frac12 and x^23."""
         token = self._next
         if token == "{":
             self._take()
@@ -252,7 +252,7 @@ class ExpressionReader:
         return value if exponent is None else power(value, exponent)
 
     def _function_argument(self) -> Value:
-        r"""A group; else what is juxtaposed: \sin 2x\cos x is \sin(2x) times \cos(x)."""
+        r"""Returns a group; else what is juxtaposed: \sin 2x\cos x is \sin(2x) times \cos(x)."""
         if self._next in ("(", "[", "{"):
             return self._power() if self._next != "(" else self._atom()
         value = self._power()

@@ -63,7 +63,7 @@ class AgentModel:
     def pieces(
         self, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
     ) -> Pieces:
-        """Of one request. Raises HTTPError where the model cannot take it."""
+        """Returns the stream of one request. Raises HTTPError where the model cannot take it."""
         [request] = requests
         if top_logprobs:
             raise HTTPError(400, "the likeliest tokens are not known here: leave top_logprobs out")
@@ -168,7 +168,7 @@ class AgentGateway:
 
 
 def agent_app(model: AgentModel, gateway: Gateway, api_key: str) -> FastAPI:
-    """The gateway's ASGI application."""
+    """Returns the gateway's ASGI application."""
     app = FastAPI(docs_url=None, redoc_url=None)
     add_errors(app)
     add_openai(app, lambda: model, gateway)

@@ -88,7 +88,7 @@ def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptToke
 
 
 def outcome_of(play: EndedEpisode, calls: int) -> tuple[str | None, dict[str, Any]]:
-    """Why it has failed, and what it returned where it has not; of so many calls that were answered."""
+    """Returns why an episode has failed, and what it returned where it has not, after so many answered calls."""
     failure = _failure(play, bool(calls))
     if failure is not None:
         return failure, {}
@@ -119,7 +119,8 @@ def _failure(play: EndedEpisode, answered: bool) -> str | None:
 
 
 def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
-    """What it returned, or what a command's last line says, as a dict with `reward`. Raises _NoResult."""
+    """Returns what an episode returned, or what a command's last line says, as a dict with `reward`. Raises
+    _NoResult."""
     text = play.ended.result
     said = "it returned"
     if text is None:
@@ -188,7 +189,7 @@ def _last_text(one: RecordedSequence, ids: Sequence[int], prompts: PromptTokeniz
 
 
 def _tool_calls(sequences: Sequence[RecordedSequence]) -> Iterator[dict[str, Any]]:
-    """The calls that the model made of tools, each with the agent's answer, as runs with `--tools` have them."""
+    """Yields the calls that the model made of tools, each with the agent's answer, as runs with `--tools` have them."""
     known: set[str] = set()  # what branches share is in several
     for one in sequences:
         turn = 0

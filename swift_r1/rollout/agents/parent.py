@@ -6,10 +6,8 @@ It speaks JSON lines over the socket FD. It is told what to run, and answers `{"
     {"plugins": [...], "agent": name | null, "command": [...] | null, "memory": GiB, "kept": [variables],
      "env_args": {...} | null}
 
-Then `{"begin": number, "environ": {...}, "row": {...}}` begins an episode and `{"end": number}` kills it. Either way
-`{"ended": number, "code": n, "result": text | null, "raised": text | null, "given_up": [keys of calls], "stdout": text,
-"stderr": text}` comes once the process and whatever it has started are gone. When the socket closes, all of them are
-killed.
+Then it is a fork server (`workers/fork_server.py`), whose `ended` has `"result": text | null, "raised": text | null,
+"given_up": [keys of calls]` too.
 """
 
 from __future__ import annotations
@@ -19,28 +17,22 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import secrets
-import selectors
 import signal
 import socket
 import ssl
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, ClassVar
 
 from swift_r1.errors import UsageError, a_kind, describe
-from swift_r1.runtime.processes import adopt_orphans, end_strays, end_with_parent
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
-from swift_r1.workers.confine import MEMORY_EXIT, confine, end_group, end_whole, limit_memory
+from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine
+from swift_r1.workers.fork_server import KEPT_BYTES, READ_BYTES, ForkServer, take_more_files
 
-_KEPT = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}  # bytes at the end of what an episode says
-_READ = 1 << 16
-_MOST_FILES = 1 << 16
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _KEY = "idempotency-key"
 _TOLD = 100  # so many of the calls that were given up are named to the gateway with the next one
 MAX_RETRIES = 5  # of a call, by the client that classes get
@@ -58,180 +50,33 @@ class Order:
     env_args: Mapping[str, Any] | None = None  # of the environment that `agent` names
 
 
-@dataclass(eq=False)
-class _Episode:
-    number: int
-    pid: int
-    pidfd: int
-    pipes: dict[int, str]  # by descriptor, what comes from it
-    said: dict[str, bytearray] = field(default_factory=lambda: {name: bytearray() for name in _KEPT})
-
-    def hear(self, descriptor: int) -> bool:
-        """Takes what is there; False at the end of the pipe."""
-        name = self.pipes[descriptor]
-        try:
-            data = os.read(descriptor, _READ)
-        except BlockingIOError:
-            return False
-        kept = self.said[name]
-        kept += data
-        del kept[: -_KEPT[name]]
-        return bool(data)
-
-    def text(self, name: str) -> str:
-        return self.said[name].decode(errors="replace")
-
-
-class Parent:
-    """Starts episodes, hears what they say, and tells when they have ended."""
-
-    def __init__(self, control: socket.socket, order: Order) -> None:
-        self._control = control
-        self._order = order
-        # Each episode has up to four files here; their own limit stays as it was, usually 1,024.
-        self._files = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
-        self._episodes: dict[int, _Episode] = {}
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ)
-        self._heard = b""
-
-    def serve(self) -> None:
-        """Until the other end of the socket is gone."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._control:
-                    data = self._control.recv(_READ)
-                    if not data:
-                        return
-                    *lines, self._heard = (self._heard + data).split(b"\n")
-                    for line in lines:
-                        self._take(json.loads(line))
-                elif key.data.pidfd == key.fd:
-                    self._end(key.data)
-                elif key.fd in key.data.pipes and not key.data.hear(key.fd):
-                    self._close(key.data, key.fd)
-
-    def close(self) -> None:
-        end_whole([one.pid for one in self._episodes.values()])
-        end_strays(())
-
-    def _take(self, message: Mapping[str, Any]) -> None:
-        if "begin" in message:
-            try:
-                self._begin(message["begin"], message["environ"], message["row"])
-            except OSError as error:  # no more processes, or files
-                self._tell({"ended": message["begin"], "code": 1, "raised": f"it cannot be started: {error}"})
-        elif (episode := self._episodes.get(message["end"])) is not None:
-            end_whole([episode.pid])
-
-    def _begin(self, number: int, environ: Mapping[str, str], row: Mapping[str, Any]) -> None:
-        """Raises OSError where there are no more files or processes."""
-        pipes: dict[str, tuple[int, int]] = {}
-        with contextlib.ExitStack() as undo:
-            for name in _KEPT:
-                pipes[name] = os.pipe()
-                for end in pipes[name]:
-                    undo.callback(os.close, end)
-            stdin = os.memfd_create("row")
-            undo.callback(os.close, stdin)
-            os.write(stdin, json.dumps(row).encode() + b"\n")
-            os.lseek(stdin, 0, os.SEEK_SET)
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
-                except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
-                    os.write(2, f"{describe(error)}\n".encode())
-                os._exit(1)
-            undo.callback(os.waitpid, pid, 0)
-            undo.callback(os.kill, pid, signal.SIGKILL)
-            pidfd = os.pidfd_open(pid)
-            undo.pop_all()
-        os.close(stdin)
-        with contextlib.suppress(OSError):  # the child does the same: whoever comes first
-            os.setpgid(pid, pid)
-        episode = _Episode(number, pid, pidfd, {read: name for name, (read, _) in pipes.items()})
-        self._episodes[number] = episode
-        self._selector.register(episode.pidfd, selectors.EVENT_READ, episode)
-        for read, write in pipes.values():
-            os.close(write)
-            os.set_blocking(read, False)
-            self._selector.register(read, selectors.EVENT_READ, episode)
-
-    def _end(self, episode: _Episode) -> None:
-        """The process is over: what it has left behind ends too."""
-        self._selector.unregister(episode.pidfd)
-        _, status = os.waitpid(episode.pid, 0)
-        os.close(episode.pidfd)
-        del self._episodes[episode.number]
-        end_group(episode.pid)
-        end_strays([one.pid for one in self._episodes.values()])
-        for descriptor in list(episode.pipes):
-            while episode.hear(descriptor):
-                pass
-            self._close(episode, descriptor)
-        code = os.waitstatus_to_exitcode(status)
-        result = episode.said["result"]
-        if code == 0 and not result and self._order.command is None:
-            returned: dict[str, Any] = {"raised": "its process ended before run returned"}
-        else:
-            returned = _returned(result)
-        said = {name: episode.text(name) for name in ("stdout", "stderr")}
-        answer = {"ended": episode.number, "code": code, **said, **returned}
-        self._tell(answer)
-
-    def _tell(self, answer: Mapping[str, Any]) -> None:
-        self._control.sendall(json.dumps(answer).encode() + b"\n")
-
-    def _close(self, episode: _Episode, descriptor: int) -> None:
-        if episode.pipes.pop(descriptor, None) is not None:
-            self._selector.unregister(descriptor)
-            os.close(descriptor)
-
-    def _become(
-        self, stdin: int, pipes: Mapping[str, int], environ: Mapping[str, str], row: Mapping[str, Any]
-    ) -> NoReturn:
-        """In the child: the episode's program."""
-        end_with_parent(signal.SIGKILL)
-        os.setpgid(0, 0)
-        adopt_orphans()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        self._selector.close()
-        self._control.close()
-        os.dup2(stdin, 0)
-        os.dup2(pipes["stdout"], 1)
-        os.dup2(pipes["stderr"], 2)
-        os.environ.update(environ)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory runs out the trainer is not what is killed
-        limit_memory(self._order.memory)
-        resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
-        if self._order.command is not None:
-            program = self._order.command[0]
-            try:
-                os.execvp(program, list(self._order.command))
-            except OSError as error:  # the program itself is there: `check_inputs` has looked
-                why = f"{error.strerror}; if it is a script, its first line (#!) must name a program that is there"
-                os.write(2, f"{program} cannot be run: {why}\n".encode())
-                os._exit(126)
-        os._exit(_play(str(self._order.agent), row, pipes["result"]))
-
-
 def mark_of(parent: int) -> str:
-    """What everything below this parent has in its environment."""
+    """Returns what everything below this parent has in its environment."""
     return f"agents:{parent}"
 
 
-def _returned(said: bytearray) -> dict[str, Any]:
-    """What an episode wrote to its pipe for results, nothing for a command."""
-    if not said:
-        return {}
+def _run_program(order: Order, row: Mapping[str, Any], out: int) -> int:
+    """Runs an episode in its own process."""
+    if order.command is None:
+        return _play(str(order.agent), row, out)
+    program = order.command[0]
     try:
-        return dict(json.loads(said))
+        os.execvp(program, list(order.command))
+    except OSError as error:  # the program itself is there: `check_inputs` has looked
+        why = f"{error.strerror}; if it is a script, its first line (#!) must name a program that is there"
+        os.write(2, f"{program} cannot be run: {why}\n".encode())
+    return 126
+
+
+def _outcome(order: Order, code: int, result: bytes) -> dict[str, Any]:
+    """Returns what an episode wrote to its pipe for results, nothing for a command."""
+    if not result:
+        ended_early = code == 0 and order.command is None
+        return {"raised": "its process ended before run returned"} if ended_early else {}
+    try:
+        return dict(json.loads(result))
     except ValueError:  # its process was killed meanwhile, or only the end was kept
-        return {"raised": f"what run returned is longer than {_KEPT['result'] >> 20} MiB"}
+        return {"raised": f"what run returned is longer than {KEPT_BYTES['result'] >> 20} MiB"}
 
 
 def _play(name: str, row: Mapping[str, Any], out: int) -> int:
@@ -346,14 +191,14 @@ def main(descriptor: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # of the trainer's group: it decides when its episodes end
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
-    heard = b""
-    while not heard.endswith(b"\n"):
-        data = control.recv(_READ)
+    received = b""
+    while not received.endswith(b"\n"):
+        data = control.recv(READ_BYTES)
         if not data:
             return 0
-        heard += data
-    order = Order(**json.loads(heard))
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+        received += data
+    order = Order(**json.loads(received))
+    os.environ.update(ONE_THREAD)
     confine(mark_of(os.getpid()), order.kept)
     for name in ("NO_PROXY", "no_proxy"):  # the gateway is here, whatever proxy --reward_env keeps
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
@@ -364,13 +209,14 @@ def main(descriptor: int) -> int:
         return 2
     gc.collect()
     gc.freeze()  # pages that are not written stay shared with the episodes
-    parent = Parent(control, order)
+    run = partial(_run_program, order)
+    server = ForkServer(control, order.memory, take_more_files(), run, partial(_outcome, order))
     control.sendall(b'{"ready": true}\n')
     try:
         with contextlib.suppress(ConnectionError):  # the trainer is gone, and has not read everything
-            parent.serve()
+            server.serve()
     finally:
-        parent.close()
+        server.close()
     return 0
 
 

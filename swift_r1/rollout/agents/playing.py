@@ -36,7 +36,7 @@ _SESSION = re.compile(wire.SESSION_ID)
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """The limits of each episode. `seconds` do not count those in which it waits for the model."""
+    """Holds the limits of each episode. `seconds` do not count while it waits for the model."""
 
     seconds: float
     calls: int | None
@@ -162,13 +162,15 @@ class AgentRunner:
         if late:
             self.processes.kill(number)
         try:
-            how = await asyncio.wait_for(ended, _KILL_S if late else None)
+            process_end = await asyncio.wait_for(ended, _KILL_S if late else None)
         except TimeoutError as error:
             raise RunFailed(f"an agent's process is still there {_KILL_S:g} s after it was killed") from error
         group = request.request_id.rpartition("/")[0]
         limits = self.limits
-        play = EndedEpisode(group, episode.prompt, how, late, episode.seconds(), limits.seconds, limits.needs_reward)
-        self.gateway.gateway.give_up(state, how.given_up)
+        play = EndedEpisode(
+            group, episode.prompt, process_end, late, episode.seconds(), limits.seconds, limits.needs_reward
+        )
+        self.gateway.gateway.give_up(state, process_end.given_up)
         conversation = conversation_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
         return conversation
@@ -183,7 +185,7 @@ class AgentRunner:
 
 
 def session_name(request_id: str) -> str:
-    """A session's id from a completion's, which no other has."""
+    """Returns a session's id from a completion's, which no other has."""
     name = request_id.replace("/", ".")
     return name if _SESSION.match(name) else blake2b(request_id.encode(), digest_size=16).hexdigest()
 
@@ -219,7 +221,7 @@ class Episodes:
         self._runner.gateway.call(self._begin(asked)).result()
 
     def asked(self, on_done: OnDone) -> list[RolloutRequest]:
-        """The calls of the model that episodes wait for, once all wait or have ended; none when all have."""
+        """Returns the calls of the model that episodes wait for, once all wait or have ended; none when all have."""
         waiting = self._runner.gateway.call(self._settled()).result()
         self.tell(on_done)
         return waiting
@@ -245,7 +247,7 @@ class Episodes:
         return self._ended == len(self._tasks)
 
     def take_ended(self) -> list[list[Conversation]]:
-        """The groups whose episodes have all ended since the last call."""
+        """Returns the groups whose episodes have all ended since the last call."""
         found = []
         while self._done_groups:
             found.append([task.result() for task in self._done_groups.popleft()])

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.rewards.pool import START_SECONDS
 from swift_r1.rollout.agents.parent import Order, mark_of
-from swift_r1.workers.confine import end_strays
+from swift_r1.workers.killing import end_marked
+from swift_r1.workers.pool import START_SECONDS
 
 _LONGEST_LINE = 64 << 20
 _END_SECONDS = 15.0  # for the parent to end all episodes and itself
@@ -55,7 +55,7 @@ class AgentProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the parent."""
+        """Returns the process id of the parent."""
         assert self._parent is not None
         return self._parent.pid
 
@@ -125,12 +125,12 @@ class AgentProcesses:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                said = json.loads(line)
-                ended = self._waiting.pop(said.pop("ended"))
+                about = json.loads(line)
+                ended = self._waiting.pop(about.pop("ended"))
                 if not ended.done():
-                    ended.set_result(EpisodeExit(**said))
+                    ended.set_result(EpisodeExit(**about))
         # The parent was killed, and its children with it, but not what is below them.
-        await asyncio.to_thread(end_strays, mark_of(self.pid), frozenset())
+        await asyncio.to_thread(end_marked, mark_of(self.pid))
         for ended in self._waiting.values():
             if not ended.done():
                 ended.set_result(EpisodeExit(None))

@@ -65,7 +65,7 @@ _Instruction = tuple[int, int, int, int]  # code, instructions to leave out if t
 
 
 def call_filter() -> bytes:
-    """The filter, as an array of `struct sock_filter` in this machine's byte order."""
+    """Returns the filter, as an array of `struct sock_filter` in this machine's byte order."""
     program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL)]
     program.append((_LOAD, 0, 0, 0))
     for number in (*_FILES.values(), *_PROCESS.values(), *_CLOCKS.values()):

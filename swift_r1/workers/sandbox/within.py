@@ -185,7 +185,8 @@ def _streams(stdin: str) -> tuple[int, int]:
 
 
 def _status(child: int, line: socket.socket, seconds: float) -> int | None:
-    """The exit code, a signal as a negative one; None, and it is killed, after `seconds` or when nobody listens."""
+    """Returns the exit code, a signal as a negative one; None, and it is killed, after `seconds` or when nobody
+    listens."""
     poll = select.poll()
     pidfd = os.pidfd_open(child)
     poll.register(pidfd, select.POLLIN)

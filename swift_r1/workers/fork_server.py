@@ -1,0 +1,205 @@
+"""A process that others are forked from, so that what they import is imported once. Linux.
+
+It speaks JSON lines over a socket. `{"begin": number, "environ": {...}, "row": {...}}` begins a process, whose standard
+input is the row, and `{"end": number}` kills it. Either way `{"ended": number, "code": n, "stdout": text,
+"stderr": text, ...}` comes once the process and whatever it has started are gone. When the socket closes, all of them
+are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from swift_r1.errors import describe
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent
+from swift_r1.workers.confine import limit_memory
+from swift_r1.workers.killing import end_children, end_group, end_whole
+
+KEPT_BYTES = {"stdout": 1 << 20, "stderr": 8 << 10, "result": 16 << 20}
+"""Bytes at the end of what a process writes to each of its pipes."""
+READ_BYTES = 1 << 16
+_MOST_FILES = 1 << 16
+
+
+@dataclass(eq=False)
+class _Forked:
+    number: int
+    pid: int
+    pidfd: int
+    pipes: dict[int, str]  # by descriptor, what comes from it
+    written: dict[str, bytearray] = field(default_factory=lambda: {name: bytearray() for name in KEPT_BYTES})
+
+    def read(self, descriptor: int) -> bool:
+        """Takes what is there; False at the end of the pipe."""
+        name = self.pipes[descriptor]
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            return False
+        kept = self.written[name]
+        kept += data
+        del kept[: -KEPT_BYTES[name]]
+        return bool(data)
+
+    def text(self, name: str) -> str:
+        return self.written[name].decode(errors="replace")
+
+
+def take_more_files() -> tuple[int, int]:
+    """Raises this process's limit of open files, and returns what it was, usually 1,024: a fork server has up to four
+    files for each process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
+    return soft, hard
+
+
+class ForkServer:
+    """Starts processes, reads what they write, and tells when they have ended.
+
+    Args:
+        control: the socket.
+        memory: GiB that each process may take beside what this one has.
+        files: limits of each process's open files (`take_more_files`).
+        run: runs in the forked process, with its row and the descriptor that it writes its result to; what it returns
+            is the exit code.
+        outcome: makes of an exit code and a result what `ended` says beside them.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        memory: float,
+        files: tuple[int, int],
+        run: Callable[[Mapping[str, Any], int], int],
+        outcome: Callable[[int, bytes], Mapping[str, Any]],
+    ) -> None:
+        self._control = control
+        self._memory = memory
+        self._run = run
+        self._outcome = outcome
+        self._files = files
+        self._forked: dict[int, _Forked] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._received = b""
+
+    def serve(self) -> None:
+        """Does what it is told until the other end of the socket is gone."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    data = self._control.recv(READ_BYTES)
+                    if not data:
+                        return
+                    *lines, self._received = (self._received + data).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line))
+                elif key.data.pidfd == key.fd:
+                    self._end(key.data)
+                elif key.fd in key.data.pipes and not key.data.read(key.fd):
+                    self._close(key.data, key.fd)
+
+    def close(self) -> None:
+        end_whole([forked.pid for forked in self._forked.values()])
+        end_children()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "begin" in message:
+            try:
+                self._begin(message["begin"], message["environ"], message["row"])
+            except OSError as error:  # no more processes, or files
+                self._tell({"ended": message["begin"], "code": 1, "raised": f"it cannot be started: {error}"})
+            return
+        forked = self._forked.get(message["end"])
+        if forked is not None:
+            end_whole([forked.pid])
+
+    def _begin(self, number: int, environ: Mapping[str, str], row: Mapping[str, Any]) -> None:
+        """Raises OSError where there are no more files or processes."""
+        pipes: dict[str, tuple[int, int]] = {}
+        with contextlib.ExitStack() as undo:
+            for name in KEPT_BYTES:
+                pipes[name] = os.pipe()
+                for end in pipes[name]:
+                    undo.callback(os.close, end)
+            stdin = os.memfd_create("row")
+            undo.callback(os.close, stdin)
+            os.write(stdin, json.dumps(row).encode() + b"\n")
+            os.lseek(stdin, 0, os.SEEK_SET)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._become(stdin, {name: write for name, (_, write) in pipes.items()}, environ, row)
+                except BaseException as error:  # noqa: BLE001  nothing may run on as if it were the parent
+                    os.write(2, f"{describe(error)}\n".encode())
+                os._exit(1)
+            undo.callback(os.waitpid, pid, 0)
+            undo.callback(os.kill, pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(pid)
+            undo.pop_all()
+        os.close(stdin)
+        with contextlib.suppress(OSError):  # the child does the same: whoever comes first
+            os.setpgid(pid, pid)
+        forked = _Forked(number, pid, pidfd, {read: name for name, (read, _) in pipes.items()})
+        self._forked[number] = forked
+        self._selector.register(forked.pidfd, selectors.EVENT_READ, forked)
+        for read, write in pipes.values():
+            os.close(write)
+            os.set_blocking(read, False)
+            self._selector.register(read, selectors.EVENT_READ, forked)
+
+    def _end(self, forked: _Forked) -> None:
+        """Ends what a process that is over has left behind, and tells how it ended."""
+        self._selector.unregister(forked.pidfd)
+        _, status = os.waitpid(forked.pid, 0)
+        os.close(forked.pidfd)
+        del self._forked[forked.number]
+        end_group(forked.pid)
+        end_children([other.pid for other in self._forked.values()])
+        for descriptor in list(forked.pipes):
+            while forked.read(descriptor):
+                pass
+            self._close(forked, descriptor)
+        code = os.waitstatus_to_exitcode(status)
+        texts = {name: forked.text(name) for name in ("stdout", "stderr")}
+        self._tell(
+            {"ended": forked.number, "code": code, **texts, **self._outcome(code, bytes(forked.written["result"]))}
+        )
+
+    def _tell(self, answer: Mapping[str, Any]) -> None:
+        self._control.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _close(self, forked: _Forked, descriptor: int) -> None:
+        if forked.pipes.pop(descriptor, None) is not None:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+    def _become(
+        self, stdin: int, pipes: Mapping[str, int], environ: Mapping[str, str], row: Mapping[str, Any]
+    ) -> NoReturn:
+        """Makes the child a process with limits of its own, and runs in it what is to be run."""
+        end_with_parent(signal.SIGKILL)
+        os.setpgid(0, 0)
+        adopt_orphans()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        self._control.close()
+        os.dup2(stdin, 0)
+        os.dup2(pipes["stdout"], 1)
+        os.dup2(pipes["stderr"], 2)
+        os.environ.update(environ)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # where memory runs out the trainer is not what is killed
+        limit_memory(self._memory)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._files)
+        os._exit(self._run(row, pipes["result"]))
