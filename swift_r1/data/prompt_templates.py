@@ -176,9 +176,9 @@ Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **given: Any) -> str:
-    """Returns messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them.
-    The text is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a part of an image,
-    video or sound, and what tools answered where it spells any token that has a meaning."""
+    """Returns messages in the tokenizer's chat template, with its further variables; UsageError where it refuses
+    them. The text is for `token_ids` and `plain`: a message is cut there where it spells a token that stands for a
+    part of an image, video or sound, and what tools answered where it spells any token that has a meaning."""
     import jinja2  # `from` looks for a module of that name each time
 
     in_parts = _wants_parts(tokenizer, str(given.get("chat_template") or tool_template(tokenizer)))
@@ -269,8 +269,8 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _markup(tokenizer: Any, whole: bool) -> re.Pattern[str]:
-    """Returns the first character of each text that is one token with a meaning: special, or a tag. Without `whole` only of
-    those that stand for a part of an image, video or sound."""
+    """Returns the first character of each text that is one token with a meaning: special, or a tag. Without `whole`
+    only of those that stand for a part of an image, video or sound."""
     names = {
         str(about.content)
         for about in getattr(tokenizer, "added_tokens_decoder", {}).values()
