@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.aggregation import masked_metric, token_means
-from swift_r1.algorithms.losses import LOG_RATIO_BOUND, k3
+from swift_r1.algorithms.kl import k3
+from swift_r1.algorithms.method import LOG_RATIO_BOUND
 
 
 class WholeMeans(NamedTuple):

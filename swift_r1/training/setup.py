@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig, from_flags
-from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
+from swift_r1.algorithms.methods import LOSSES
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
@@ -142,8 +142,9 @@ def open_policy(context: Context) -> Backend:
                 args.repetition_penalty,
                 " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
             )
-        if args.loss_type == "cispo" and args.epsilon_high is None:
-            logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
+        cap = LOSSES[args.loss_type].cap
+        if cap is not None and args.epsilon_high is None:
+            logger.info("--loss_type %s caps the importance ratio at %g (--epsilon_high)", args.loss_type, cap)
     return backend
 
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from swift_r1.algorithms import rlsd_advantages, rlsd_strength, teacher_advantages
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.flags import RlhfArguments
@@ -215,21 +214,6 @@ class ServerTeacher(Teacher):
         if answer.weight_version != self.versions[tag]:
             raise RunFailed(f"the teacher at {client.base_url} has got other weights: no other run may train it")
         return answer
-
-
-def taught_advantages(
-    args: RlhfArguments, advantages: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, step: int
-) -> tuple[Tensor, dict[str, float]]:
-    """Of a round begun after `step` optimizer steps the advantages of tokens, `[N, T]`, from those of completions; and
-    what to log."""
-    given = advantages, old_logps, teacher_logps, mask
-    if args.teaches_by == "advantage":
-        return teacher_advantages(*given, args.teacher_kl_coef), {}
-    strength = rlsd_strength(step, args.rlsd_lambda, args.rlsd_lambda_warmup_steps, args.rlsd_lambda_decay_steps)
-    clip = args.rlsd_reweight_clip_range
-    negative_only = args.rlsd_negative_only
-    found = rlsd_advantages(*given, strength=strength, clip_range=clip, negative_only=negative_only)
-    return found, {"rlsd_lambda": strength}
 
 
 def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teacher | None:
