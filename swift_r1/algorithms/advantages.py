@@ -25,7 +25,11 @@ STD_EPSILON = 1e-4  # added to every standard deviation that divides
 
 
 class Advantages(NamedTuple):
-    """What the completions of a round are trained towards, without gradient."""
+    """What the completions of a round are trained towards, without gradient.
+
+    Example: a group of four completions, of which the first is right: `Advantages(a, a)` with
+        `a = tensor([1.4997, -0.4999, -0.4999, -0.4999])`
+    """
 
     # float32 `[R]`, one per row of the batch (an agent's episode may have several, else it is `[N]`); with a critic or
     # rewards of turns `[R, T]`, one per token, 0 where nothing is trained

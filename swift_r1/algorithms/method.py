@@ -80,9 +80,11 @@ class Estimator:
     name: str
     # rewards less their baseline, float64 `[G, n]`; from rewards float64 `[G, n]`, 0 where invalid, and bool `[G, n]`
     centre: Callable[[Tensor, Tensor], Tensor]
+    baseline: Literal["group", "batch"] = "group"  # over which rewards it is; of a batch, equal groups teach too
     default_scale: str = "group"  # the `--scale_rewards` that its paper, and ms-swift, go with
     synonym: str | None = None  # another word for it
     over_batch: bool = False  # what is centred is divided by its deviation over the whole batch, or by nothing
+    note: str | None = None  # what the log of a run says of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

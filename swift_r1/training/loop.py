@@ -1,12 +1,28 @@
 """The training loop: `Trainer.begin_round` and `Trainer.train` are the whole step, in line.
 
-    rank 0                prompts --> sample --> score ------> completions.jsonl
-                                        ^          | broadcast
-    every rank, each round              |        split --> old and reference log-probs --> advantages
-                                        |                                                      |
-    every rank, each optimizer step   sync <-- update <-- loss <-- micro-batches <-------------'
-                                        |
-    rank 0                              '--> logging.jsonl, evaluation, checkpoint
+    what happens                                what it makes           where
+
+    rounds.sample: prompts, completions,        ScoredRound             rank 0, and completions.jsonl
+       |           rewards
+    grpo.batch_of_round                         RoundBatch              every rank, by broadcast
+       |
+    split: a rank's share of each step          MicroBatch              every rank, from here on
+       |
+    grpo.before_training                        MicroBatch, with log-probs of the policy as it is, of the reference,
+       |                                        and the critic's values
+    teacher.teach                               MicroBatch, with the teacher's log-probs
+       |
+    advantages                                  Advantages              the same on every rank
+       |
+    OpenRound: all of these, and which of its optimizer steps are done
+       |
+       |  for each optimizer step:
+       |
+    grpo.train_step, ppo.critic_step            metrics; policy and critic are updated
+       |
+    books.step, evaluate, save                                          rank 0: logging.jsonl, checkpoint
+       |
+    publish: weights go to the engine, after the round's last step and before an evaluation
 
 Every rank runs this code. Rank 0 also talks to the rollout server, scores and records; the others get the round's batch
 from it and compute their share.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.attention import takes_packed_rows
@@ -143,5 +144,5 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
         and not args.beta
         and args.teaches_by is None
         and args.advantage_per != "turn"
-        and args.advantage_estimator != "reinforce_plus_plus",
+        and ESTIMATORS[args.advantage_estimator].baseline == "group",
     )

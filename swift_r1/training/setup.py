@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig, from_flags
-from swift_r1.algorithms.methods import LOSSES
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
@@ -79,6 +79,18 @@ class Start:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What those who lead conversations need to know of the policy.
+
+    Example: `ModelFacts(ends=(151643, 151645), max_length=4096, vocab_size=151936)`
+    """
+
+    ends: tuple[int, ...]  # tokens that end a completion
+    max_length: int | None  # tokens that a prompt and its completion may have in the engine
+    vocab_size: int
+
+
+@dataclass(frozen=True)
 class Context:
     """What all parts of a training process are made from."""
 
@@ -130,11 +142,9 @@ def open_policy(context: Context) -> Backend:
                 "rollout/logp_diff of a training pass are off by its noise",
                 args.lora_dropout,
             )
-        if args.advantage_estimator == "reinforce_plus_plus":
-            logger.info(
-                "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
-                "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
-            )
+        note = ESTIMATORS[args.advantage_estimator].note
+        if note is not None:
+            logger.info("%s", note)
         if args.repetition_penalty != 1:
             logger.info(
                 "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
@@ -285,9 +295,17 @@ def open_rollouts(
             sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         else:
             sessions = _first_sessions(context, writers, expected, transport)
-        fanout = args.weight_fanout
-        told = (context.spans, context.tell, file, lambda: context.stop.signalled)
-        pool = ServerPool(sessions, timeout, transport, compare, fanout, *told)
+        pool = ServerPool(
+            sessions,
+            timeout,
+            transport,
+            compare,
+            args.weight_fanout,
+            spans=context.spans,
+            tell=context.tell,
+            source=file,
+            stopping=lambda: context.stop.signalled,
+        )
         context.cleanup.callback(pool.close)
         if file is not None:
             first = pool.first

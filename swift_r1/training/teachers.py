@@ -134,8 +134,10 @@ class LocalTeacher(Teacher):
         same = batch.prompt_numbers.tolist()
         groups = groupby(samples, key=lambda one: (one // batching.group_size, same[one]) if form.shared else one)
         units = [tuple(unit) for _, unit in groups]
-        how = (form, self.ranks.device, batching.own_attention)
-        return collate(batch, units, *how, sequence=self.ranks.sequence).inputs
+        micro = collate(
+            batch, units, form, self.ranks.device, own_attention=batching.own_attention, sequence=self.ranks.sequence
+        )
+        return micro.inputs
 
 
 @dataclass(frozen=True)

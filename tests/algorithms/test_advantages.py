@@ -159,7 +159,7 @@ def test_bfloat16_and_gradient() -> None:
         (torch.zeros(4), 0, {}, "num_generations 0"),
         (torch.zeros(4, dtype=torch.long), 2, {}, "rewards must be a float tensor"),
         (torch.zeros(2, 2), 2, {}, "rewards must be a float tensor"),
-        (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, reinforce_plus_plus"),
+        (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, "),
         (torch.zeros(4), 2, {"scale_rewards": "std"}, "scale_rewards must be one of group, batch, none"),
     ],
 )

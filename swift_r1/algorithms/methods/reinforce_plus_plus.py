@@ -20,9 +20,14 @@ METHODS = (
     Estimator(
         name="reinforce_plus_plus",
         centre=less_batch,
+        baseline="batch",
         default_scale="batch",
         synonym="reinforce_plus_plus_batch",
         over_batch=True,
+        note=(
+            "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
+            "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
+        ),
     ),
     Estimator(
         name="reinforce_plus_plus_baseline",

@@ -90,7 +90,12 @@ def _mean(metrics: Mapping[str, float], name: str) -> float | None:
 
 @dataclass(slots=True)
 class OpenRound:
-    """A scored round, and how much of it is trained."""
+    """A scored round, and how much of it is trained.
+
+    Example: after the first of two optimizer steps, on 8 completions each, one pass of two over a round of 16:
+        batch of 16, steps `[[micro, micro], [micro, micro]]`, advantages of 16 rows, metrics `{"reward": 0.4, ...}`,
+        seconds `{"generate": 1.5, ...}`, done 1
+    """
 
     batch: RoundBatch
     steps: Sequence[Sequence[MicroBatch]]  # this rank's micro-batches of each optimizer step of one pass
