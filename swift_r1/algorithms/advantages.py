@@ -25,7 +25,7 @@ STD_EPSILON = 1e-4  # added to every standard deviation that divides
 
 
 class Advantages(NamedTuple):
-    """What the completions of a round are trained towards, without gradient.
+    """Numbers that the completions of a round are trained towards, without gradient.
 
     Example: a group of four completions, of which the first is right: `Advantages(a, a)` with
         `a = tensor([1.4997, -0.4999, -0.4999, -0.4999])`
@@ -114,8 +114,8 @@ def turn_advantages(
 
 
 def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
-    """Which groups teach nothing, bool `[N / num_generations]`: all valid rewards equal, or fewer than two of them
-    valid. Arguments as for `group_advantages`."""
+    """Returns which groups teach nothing, bool `[N / num_generations]`: all valid rewards equal, or fewer than two of
+    them valid. Arguments as for `group_advantages`."""
     return constant(*_grouped(rewards, num_generations)).squeeze(1)
 
 

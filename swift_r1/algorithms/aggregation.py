@@ -44,7 +44,7 @@ def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig, shares: 
 
 
 def loss_normalizer(mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
-    """What this part of an optimizer step adds to the step's denominator.
+    """Returns what this part of an optimizer step adds to the step's denominator.
 
     Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
     as `normalizer`. It is `N` for `grpo`, `sapo` and `real`, `N * max_completion_length` for `dr_grpo`, and the trained

@@ -97,7 +97,7 @@ class LossConfig:
 
     @property
     def distillations(self) -> list[Distillation]:
-        """Those that add a loss of tokens, and so need the teacher's log-probs."""
+        """Ways to learn from a teacher that add a loss of tokens, and so need the teacher's log-probs."""
         return [one for one in DISTILLATION_LOSSES if one.chosen(self)]
 
     @property

@@ -26,7 +26,7 @@ ROLLOUT_LOG_RATIO_BOUND = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TokenOutcome:
-    """What the loss did to each token, `[B, T]`, no gradient; of padding it says nothing."""
+    """Tells what the loss did to each token, `[B, T]`, without gradient; on padding it has no meaning."""
 
     ratios: Tensor  # importance ratios; at sequence level the completion's at each of its tokens
     clipped: Tensor  # int8: -1 where the ratio was clipped from below, 1 from above, else 0
@@ -36,7 +36,10 @@ class TokenOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """What one call of `policy_loss` gives."""
+    """The result of one call of `policy_loss`.
+
+    Example: `LossOutput(tensor(-0.5, requires_grad=True), {"ratio/sum": tensor(3.1), "ratio/count": tensor(3.0)})`
+    """
 
     # scalar with gradient. The losses of all micro-batches and ranks **add up** to the step's loss (where gradients are
     # averaged over ranks, multiply by the number of ranks)
@@ -269,7 +272,7 @@ def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> T
 
 
 def _constant(values: Tensor, trained: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without gradient, and 0 where not trained."""
+    """Returns values without gradient, and 0 where not trained."""
     return values.detach().to(dtype).masked_fill(~trained, 0.0)
 
 

@@ -32,7 +32,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What a loss says of each token, `[B, T]`.
+    """The losses of tokens, and what became of each token, `[B, T]`.
 
     Example: one completion of three tokens, whose last ratio is above the clip range:
         `TokenLoss(tensor([[-0.9, -1.0, -1.2]]), tensor([[False] * 3]), tensor([[False, False, True]]))`

@@ -54,7 +54,7 @@ class ModelInputs(NamedTuple):
         )
 
     def together(self, values: Tensor) -> Tensor:
-        """What each rank of `sequence` has of its own tokens, as `[K, *]` on all of them (collective)."""
+        """Returns what each rank of `sequence` has of its own tokens, as `[K, *]` on all of them (collective)."""
         assert self.sequence is not None and self.mine is not None
         return self.sequence.together(values, self.mine, len(self.targets))
 

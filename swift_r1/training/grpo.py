@@ -48,8 +48,8 @@ def batch_of_round(
     prompts: Sequence[Sequence[int]] | None = None,
     per_turn: str | None = None,
 ) -> RoundBatch:
-    """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
-    own; with the advantages of turns, scaled as `per_turn` says. Collective."""
+    """Returns the round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not
+    their own; with the advantages of turns, scaled as `per_turn` says. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
@@ -71,7 +71,7 @@ def batch_of_round(
 
 
 def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
-    """Of each row's tokens what the rewards of their turns add to the advantage; 0 for those of no turn."""
+    """Returns what the rewards of turns add to the advantage of each row's tokens; 0 for those of no turn."""
     groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
     rewards = [[one.conversation.turn_rewards for one in group] for group in groups]
     found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser

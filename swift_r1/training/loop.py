@@ -110,9 +110,9 @@ class Trainer:
         return self.progress.summary
 
     def run(self) -> RunSummary:
-        """All rounds, or those until a stop was asked for. Raises RunFailed: loss or gradient is not finite too often,
-        rewards are invalid too often, checkpoints cannot be saved, the server violated the protocol; ServerUnreachable:
-        the rollout server went away."""
+        """Trains on all rounds, or until a stop is asked for. Raises RunFailed: loss or gradient is not finite too
+        often, rewards are invalid too often, checkpoints cannot be saved, the server violated the protocol;
+        ServerUnreachable: the rollout server went away."""
         self.started = time.perf_counter() - self.summary.seconds
         self.stop_asked()
         if self.args.eval_on_start and not self.summary.steps:
@@ -198,8 +198,8 @@ class Trainer:
     def advantages(
         self, batch: RoundBatch, steps: list[list[MicroBatch]], step: int
     ) -> tuple[Advantages, dict[str, float]]:
-        """From the rewards of the whole round, begun after `step` optimizer steps, on every rank; and what to log of
-        them."""
+        """Returns the advantages from the rewards of the whole round, which began after `step` optimizer steps, on
+        every rank; and what to log of them."""
         if self.critic is not None:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards = batch.rewards

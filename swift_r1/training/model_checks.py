@@ -66,7 +66,7 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
 
 
 def why_not_packed(backend: Backend, form: Form) -> str:
-    """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
+    """Says why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
     Layers other than attention cannot; else log-probs (of a critic the head's inputs) of four completions in one row,
     which a sequence group shares, are compared with those of a row each.
@@ -109,8 +109,8 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 
 def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
-    """How this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError: if the
-    model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
+    """Decides how this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError:
+    if the model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
 
     def why_not(form: Form) -> str:
         found = why_not_packed(backend, form)

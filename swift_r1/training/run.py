@@ -184,7 +184,7 @@ def _tell_end(context: Context, plan: Plan, summary: RunSummary) -> None:
 
 
 def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell: Events) -> None:
-    """What ended the run; of the other ranks, what rank 0 knows nothing of."""
+    """Tells what ended the run; other ranks than 0 tell only what that one does not know."""
     if error is not None and (ranks.is_rank0 or not (isinstance(error, SwiftError) or lost_peer(error))):
         text = one_line(error) if isinstance(error, SwiftError) else describe(error)
         tell("failed", text if ranks.is_rank0 else f"rank {ranks.rank}: {text}", step=spans.step)
@@ -379,7 +379,8 @@ def _open_saver(
 
 
 def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
-    """What request ids begin with. A server answers a known id from memory, so there each start has a new one."""
+    """Returns what request ids begin with. A server answers a known id from memory, so there each start has a new
+    one."""
     if saved is not None and not args.use_vllm:
         return saved.run_id
     if args.deterministic:

@@ -57,7 +57,7 @@ logger = logging.getLogger("swift_r1.training")
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins."""
+    """Says how a run begins."""
 
     run_dir: Path  # its folder
     # in it, or of the run that is replayed, to go on from; None to begin at the beginning, whatever the logs hold
@@ -80,7 +80,7 @@ class Start:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What those who lead conversations need to know of the policy.
+    """Facts about the policy that leading a conversation takes.
 
     Example: `ModelFacts(ends=(151643, 151645), max_length=4096, vocab_size=151936)`
     """
@@ -108,8 +108,8 @@ class Context:
 
 
 def open_policy(context: Context) -> Backend:
-    """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
-    trained as the flags say."""
+    """Returns the policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen
+    or trained as the flags say."""
     args = context.args
     ranks = context.ranks
     lora = LoraSettings.of(args)
@@ -251,7 +251,7 @@ def _writer(context: Context, url: str) -> WeightWriter:
 
 
 def _held(context: Context, url: str) -> WeightWriter:
-    """With the lease, which is given back when the run ends, however it does."""
+    """Returns a writer with the lease, which is given back when the run ends, however it does."""
     writer = _writer(context, url)
     context.cleanup.callback(writer.client.close)
     context.cleanup.callback(writer.close)
@@ -260,7 +260,7 @@ def _held(context: Context, url: str) -> WeightWriter:
 
 
 def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
-    """Those of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
+    """Returns the servers of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
     if args.vllm_server_file is None:
         return {}
     return ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, logger.info)
@@ -269,7 +269,7 @@ def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
 def open_rollouts(
     context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
 ) -> Rollouts:
-    """What generates. `writers` are of servers, on rank 0."""
+    """Returns what generates. `writers` are of servers, on rank 0."""
     args = context.args
     ranks = context.ranks
     tokenizer: Any = context.tokenizer
@@ -350,7 +350,8 @@ def open_rollouts(
 def _first_sessions(
     context: Context, writers: Sequence[WeightWriter], expected: Expected, transport: str
 ) -> list[ServerSession]:
-    """With the servers of `--vllm_server_file` that are ready by now and alike; others join later, or are refused."""
+    """Returns sessions with the servers of `--vllm_server_file` that are ready by now and alike; others join later, or
+    are refused."""
     args = context.args
     known = {one.client.base_url: one for one in writers}
     sessions = list[ServerSession]()
@@ -365,7 +366,7 @@ def _first_sessions(
 
 
 def open_uploader(context: Context) -> Uploader | None:
-    """What sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
+    """Returns what sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
     args = context.args
     if not args.push_to_hub or not context.ranks.is_rank0:
         return None

@@ -56,7 +56,7 @@ class CurrentPolicy:
 
 @dataclass(frozen=True)
 class Teacher:
-    """What all teachers have. `teach` is collective."""
+    """Says of a round's completions what a teacher thinks of them. `teach` is collective."""
 
     ranks: Ranks
     encoder: PromptEncoder | None  # None in a replay, which has no messages to put a hint into
@@ -71,7 +71,7 @@ class Teacher:
     def filled(
         self, micro: MicroBatch, logps: Tensor, ids: Tensor | None = None, tops: Tensor | None = None
     ) -> MicroBatch:
-        """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
+        """Returns a micro-batch with log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
         taught = replace(micro, teacher_logps=micro.unflatten(logps))
         if ids is None or tops is None:
             return taught
@@ -87,7 +87,7 @@ class Teacher:
         return [known[id(one)] for one in prompts]
 
     def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """With the hint, where there is one, in the place of the last message of the user. Raises RunFailed."""
+        """Returns a prompt with the hint, if it has one, in the place of the user's last message. Raises RunFailed."""
         hint = prompt.columns.get(HINT)
         if not hint:
             return prompt.token_ids
@@ -164,8 +164,8 @@ class ServerTeacher(Teacher):
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
-        """Of all tokens of the completions, one after another: log-probs `[K]`, and with `top` ids and log-probs
-        `[K * top]`. Raises ServerUnreachable, RunFailed."""
+        """Returns, for all tokens of the completions one after another: log-probs `[K]`, and with `top` ids and
+        log-probs `[K * top]`. Raises ServerUnreachable, RunFailed."""
         conversations = [item.conversation for item in scored.trained]
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
         for number, one in enumerate(conversations):
@@ -219,7 +219,8 @@ class ServerTeacher(Teacher):
 
 
 def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teacher | None:
-    """None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads other tokens."""
+    """Returns the teacher; None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads
+    other tokens."""
     args = context.args
     ranks = context.ranks
     if args.teaches_by is None:

@@ -33,8 +33,8 @@ _CLOSE_S = 30.0  # for episodes to be killed
 
 
 def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
-    """What reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known or can
-    be used, the chat template has no place for tools, or workers lack some."""
+    """Returns what reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known
+    or can be used, the chat template has no place for tools, or workers lack some."""
     args = context.args
     tokenizer = context.tokenizer
     if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
@@ -107,7 +107,7 @@ def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) ->
 
 
 def open_agents(context: Context, facts: ModelFacts) -> AgentRunner:
-    """What runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
+    """Returns what runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
     args = context.args
     wording = Wording.of(context.args)
     prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
