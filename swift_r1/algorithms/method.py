@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+LoggedMetric = tuple[str, str, str, str]  # its name, what it is, its unit, and what is good
+
 LOG_RATIO_BOUND = 60.0
 """Log-ratios are kept within this before `exp`: float32 overflows at 88, and inf * 0 in a backward pass is NaN."""
 
@@ -71,6 +73,12 @@ class Loss:
     # with `labels`, the advantages of an optimizer step and the sum of its losses: from the completions' mean
     # log-ratios `[N]`, their labels `[N]` (0 outside of the step) and the `LossConfig`
     targets: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None
+    metrics: tuple[LoggedMetric, ...] = ()  # those of `TokenLoss`
+
+    @property
+    def chosen_by(self) -> str:
+        """The flag that asks for it, as it is written."""
+        return f"--loss_type {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,12 @@ class Distillation:
     # its weight is the value of `flag`
     token_loss: Callable[[Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]] | None = None
     settings: type | None = None  # as those of a loss
+    metrics: tuple[LoggedMetric, ...] = ()  # what it logs beside `teacher_kl`
+
+    @property
+    def chosen_by(self) -> str:
+        """The flag that asks for it, as it is written."""
+        return f"--{self.flag}" if self.value is None else f"--{self.flag} {self.value}"
 
     @property
     def needs_old_logps(self) -> bool:

@@ -69,7 +69,7 @@ def _own_flag(method: Any, item: Field) -> Any:
 
 @cache
 def _with(method: Distillation) -> Scope:
-    return Scope(method.chosen, " ".join(filter(None, ("without", f"--{method.flag}", method.value))))
+    return Scope(method.chosen, f"without {method.chosen_by}")
 
 
 @dataclass(frozen=True, kw_only=True)

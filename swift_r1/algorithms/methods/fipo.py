@@ -76,4 +76,16 @@ def discounted_future(values: Tensor, gamma: float) -> Tensor:
     return torch.cat(blocks[::-1], 1)
 
 
-METHODS = (Loss(name="fipo", function=fipo, reads=CLIPS, settings=FipoSettings),)
+METHODS = (
+    Loss(
+        name="fipo",
+        function=fipo,
+        reads=CLIPS,
+        settings=FipoSettings,
+        metrics=(
+            ("fipo/future_kl", "discounted sum of later log ratios at a token, mean", "nats", ""),
+            ("fipo/influence_weight", "weight of a token by it, mean", "", "near 1"),
+            ("fipo/safety_keep_ratio", "tokens that the safety threshold leaves alone", "share", "near 1"),
+        ),
+    ),
+)

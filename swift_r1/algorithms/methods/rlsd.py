@@ -92,5 +92,6 @@ METHODS = (
         by_itself=True,
         advantages=advantages,
         settings=RlsdSettings,
+        metrics=(("rlsd_lambda", "how much the teacher weighs tokens", "", "as `--rlsd_lambda` says"),),
     ),
 )

@@ -51,5 +51,10 @@ METHODS = (
         by_itself=True,
         token_loss=token_loss,
         settings=SdarSettings,
+        metrics=(
+            ("sdar/gate_mean", "gate of a token by the teacher's lead, mean", "", "0.5: no lead"),
+            ("sdar/gate_active_ratio", "tokens with a gate above 1/2", "share", ""),
+            ("sdar/teacher_gap_mean", "the teacher's log-prob less the policy's, mean", "nats", "falls to 0"),
+        ),
     ),
 )
