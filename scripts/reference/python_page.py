@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields
 
 from stubs import stub
 from text import MADE, link, table
 
+from swift_r1.algorithms import LossConfig
 from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
 
 _INTRODUCTION = f"""{MADE}
@@ -82,7 +84,15 @@ def page() -> str:
                 "```",
                 "",
             ]
+            parts += _settings() if name == "LossConfig" else []
     return "\n".join([*parts, _names_of_ms_swift()])
+
+
+def _settings() -> list[str]:
+    """Returns the fields of `LossConfig` that the files of methods declare."""
+    own = [item for item in fields(LossConfig) if item.metadata]
+    rows = [(f"`{item.name}`", f"`{item.type}`", f"`{item.default}`", item.metadata["help"]) for item in own]
+    return ["Its fields that one method alone reads:", "", table(("field", "type", "default", "meaning"), rows), ""]
 
 
 def _names_of_ms_swift() -> str:

@@ -14,16 +14,22 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms.config import check_known
+from swift_r1.algorithms.groups import constant, sample_deviation
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.algorithms.rewards import mean, sample_std
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 ScaleRewards = Literal["group", "batch", "none"]
 
 STD_EPSILON = 1e-4  # added to every standard deviation that divides
 
 
 class Advantages(NamedTuple):
-    """What the completions of a round are trained towards, without gradient."""
+    """Numbers that the completions of a round are trained towards, without gradient.
+
+    Example: a group of four completions, of which the first is right: `Advantages(a, a)` with
+        `a = tensor([1.4997, -0.4999, -0.4999, -0.4999])`
+    """
 
     # float32 `[R]`, one per row of the batch (an agent's episode may have several, else it is `[N]`); with a critic or
     # rewards of turns `[R, T]`, one per token, 0 where nothing is trained
@@ -34,7 +40,7 @@ class Advantages(NamedTuple):
 
 
 def group_advantages(
-    rewards: Tensor, num_generations: int, *, estimator: Estimator = "grpo", scale_rewards: ScaleRewards = "group"
+    rewards: Tensor, num_generations: int, *, estimator: str = "grpo", scale_rewards: ScaleRewards = "group"
 ) -> Tensor:
     """The advantage of each of `N` completions, from the rewards of the whole batch.
 
@@ -58,28 +64,22 @@ def group_advantages(
         `[N]`, finite, without gradient; float64 for float64 rewards, else float32. Where the baseline's rewards
         (of the group; for `reinforce_plus_plus` of the batch) are all equal, exactly 0.
     """
-    check_known("estimator", estimator, get_args(Estimator))
+    check_known("estimator", estimator, ESTIMATORS)
     check_known("scale_rewards", scale_rewards, get_args(ScaleRewards))
     grouped, valid = _grouped(rewards, num_generations)
     whole_batch = grouped.reshape(1, -1)
     whole_valid = valid.reshape(1, -1)
 
-    if estimator == "reinforce_plus_plus":
-        centred = _centre(whole_batch, whole_valid).view_as(grouped)
-    else:
-        centred = _centre(grouped, valid)
-    if estimator == "rloo":
-        count = valid.sum(1, keepdim=True)
-        centred = centred * count / (count - 1).clamp(min=1)
-
+    method = ESTIMATORS[estimator]
+    centred = method.centre(grouped, valid)
     if scale_rewards == "none":
         advantages = centred
-    elif estimator.startswith("reinforce_plus_plus"):
-        advantages = centred / (_std(centred.reshape(1, -1), whole_valid) + STD_EPSILON)
+    elif method.over_batch:
+        advantages = centred / (sample_deviation(centred.reshape(1, -1), whole_valid) + STD_EPSILON)
     elif scale_rewards == "batch":
-        advantages = centred / (_std(whole_batch, whole_valid) + STD_EPSILON)
+        advantages = centred / (sample_deviation(whole_batch, whole_valid) + STD_EPSILON)
     else:
-        advantages = centred / (_std(grouped, valid) + STD_EPSILON)
+        advantages = centred / (sample_deviation(grouped, valid) + STD_EPSILON)
     return advantages.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
 
 
@@ -113,15 +113,10 @@ def turn_advantages(
     return found
 
 
-def check_known(name: str, value: object, known: Sequence[str | None]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
-
-
 def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
-    """Which groups teach nothing, bool `[N / num_generations]`: all valid rewards equal, or fewer than two of them
-    valid. Arguments as for `group_advantages`."""
-    return _constant(*_grouped(rewards, num_generations)).squeeze(1)
+    """Returns which groups teach nothing, bool `[N / num_generations]`: all valid rewards equal, or fewer than two of
+    them valid. Arguments as for `group_advantages`."""
+    return constant(*_grouped(rewards, num_generations)).squeeze(1)
 
 
 def _grouped(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
@@ -133,25 +128,3 @@ def _grouped(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
     grouped = rewards.detach().double().view(-1, num_generations)
     valid = grouped.isfinite()
     return grouped.masked_fill(~valid, 0.0), valid
-
-
-def _constant(rows: Tensor, valid: Tensor) -> Tensor:
-    """bool `[R, 1]`: the valid entries of the row are all equal (or there are fewer than two)."""
-    if rows.shape[1] == 0:
-        return torch.ones(rows.shape[0], 1, dtype=torch.bool, device=rows.device)
-    highest = rows.masked_fill(~valid, -torch.inf).amax(1, keepdim=True)
-    lowest = rows.masked_fill(~valid, torch.inf).amin(1, keepdim=True)
-    return highest <= lowest
-
-
-def _centre(rows: Tensor, valid: Tensor) -> Tensor:
-    """Rows less their means over the valid entries; exactly 0 where invalid and in constant rows."""
-    mean = rows.sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
-    # The mean of equal floats need not equal them, and the rest would be blown up by 1 / 1e-4.
-    return (rows - mean).masked_fill(~valid | _constant(rows, valid), 0.0)
-
-
-def _std(rows: Tensor, valid: Tensor) -> Tensor:
-    """`[R, 1]`: sample standard deviations (n - 1) over the valid entries; 0 for fewer than two."""
-    count = valid.sum(1, keepdim=True)
-    return (_centre(rows, valid).square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()

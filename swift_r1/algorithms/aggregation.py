@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.losses import LossConfig
+from swift_r1.algorithms.config import LossConfig
 
 SUM = "/sum"
 COUNT = "/count"
-MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo", "real"})
-"""Losses that average over the tokens of each completion first, then over completions."""
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
@@ -39,14 +37,14 @@ def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
 
 def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
     """Scalar: the sum that `loss_normalizer` divides. Arguments as for `token_means` and `loss_normalizer`."""
-    if config.loss_type in MEAN_OF_COMPLETIONS:
+    if config.loss.mean_over == "completions":
         means = token_means(per_token, mask)
         return (means if shares is None else means * shares).sum()
     return (per_token * mask).sum()
 
 
 def loss_normalizer(mask: Tensor, config: LossConfig, shares: Tensor | None = None) -> Tensor:
-    """What this part of an optimizer step adds to the step's denominator.
+    """Returns what this part of an optimizer step adds to the step's denominator.
 
     Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
     as `normalizer`. It is `N` for `grpo`, `sapo` and `real`, `N * max_completion_length` for `dr_grpo`, and the trained
@@ -62,9 +60,9 @@ def loss_normalizer(mask: Tensor, config: LossConfig, shares: Tensor | None = No
         float64 scalar, exact up to 2**53.
     """
     completions = torch.ones_like(mask[:, 0], dtype=torch.float64) if shares is None else shares.double()
-    if config.loss_type in MEAN_OF_COMPLETIONS:
+    if config.loss.mean_over == "completions":
         return completions.sum()
-    if config.loss_type == "dr_grpo":
+    if config.loss.mean_over == "length":
         return completions.sum() * config.max_completion_length
     return (mask != 0).sum().double()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
-from swift_r1.algorithms.policy_loss import LossOutput
+from swift_r1.algorithms.losses import LossOutput
 
 
 def chord_mu(step: int, warmup_steps: int, decay_steps: int, peak: float, valley: float) -> float:

@@ -1,246 +1,283 @@
-"""The formulas: what a loss is made of, per token. `policy_loss.py` puts them together.
-
-The token losses take an importance ratio `r` `[B, T]` (the same number along a row at sequence level), log-probs
-`[B, T]` and an advantage `A` `[B, T]`.
-"""
+"""The policy's loss: ratio, token losses, rollout correction, KL, and the sum over the optimizer step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.advantages import check_known
+from swift_r1.algorithms.aggregation import (
+    check_shapes,
+    divide,
+    loss_normalizer,
+    loss_numerator,
+    masked_metric,
+    token_means,
+)
+from swift_r1.algorithms.config import LossConfig, RolloutCorrection
+from swift_r1.algorithms.kl import k3
+from swift_r1.algorithms.method import LOG_RATIO_BOUND
+from swift_r1.algorithms.off_policy import WholeMeans, kept_completions, off_policy_metrics
 
-LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "fipo", "real"]
-ImportanceSamplingLevel = Literal["token", "sequence", "sequence_token"]
-RolloutCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
-
-CISPO_EPSILON_HIGH = 5.0  # the cap on the importance ratio that `cispo` uses when `epsilon_high` is not given
-LOG_RATIO_BOUND = 60.0
-"""Log-ratios are kept within this before `exp`: float32 overflows at 88, and inf * 0 in a backward pass is NaN."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """The flags of `swift rlhf` that decide a loss, under the same names. Every field may be given for every loss; a
-    loss reads what its formula names. Raises ValueError: a value outside its range."""
-
-    loss_type: LossType = "grpo"  # which loss, see `TOKEN_LOSSES`
-    epsilon: float = 0.2  # the ratio is clipped from below at `1 - epsilon`
-    # the ratio is clipped from above at `1 + epsilon_high`; None means `epsilon`. For `cispo` it is the cap on the
-    # ratio itself; None means 5.0
-    epsilon_high: float | None = None
-    # a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap
-    delta: float | None = None
-    beta: float = 0.0  # weight of the KL to the reference policy
-    teacher_kl_coef: float = 1.0  # weight of the KL to a teacher, where there is one in the loss
-    kl_in_reward: bool = False  # the KL was subtracted from the rewards, so the loss leaves it out
-    # one ratio per `token`, or one per completion (`sequence`, GSPO), whose gradient may be the token's own
-    # (`sequence_token`, GSPO-token)
-    importance_sampling_level: ImportanceSamplingLevel = "token"
-    max_completion_length: int = 512  # `L` of `dr_grpo`, in tokens
-    # tau_pos, tau_neg: temperatures of `sapo` for advantages above zero and for all others
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
-    # of `fipo`: tokens until a token's effect on earlier ones is half; how far their weight may be from 1 (None or 0:
-    # any), and whether never below it; the ratio above which a token of negative advantage weighs 0.8 to 1 (None: none)
-    fipo_decay_rate: float = 32.0
-    fipo_clip_range: float | None = 0.2
-    fipo_clip_high_only: bool = True
-    fipo_safety_threshold: float | None = 4.0
-    real_tau: float = 0.5  # temperature of `real`
-    num_generations: int = 8  # completions in a group, which `real` compares
-    # weight of `sdar` and how sharp its gate is; 0: none, and no teacher's log-probs are needed
-    sdar_loss_coef: float = 0.0
-    sdar_gate_beta: float = 5.0
-    # the share of trained tokens, those of highest entropy, that keep their policy loss; 1.0 keeps all
-    top_entropy_quantile: float = 1.0
-    # how the gap between engine and trainer is corrected; None: not at all
-    rollout_importance_sampling_mode: RolloutCorrection | None = None
-    rollout_importance_sampling_threshold: float = 2.0  # the largest weight that this correction gives
-    # completions with a negative advantage leave the loss where the policy has lowered their mean log-prob by more
-    # than this since they were sampled; None: none
-    off_policy_sequence_mask_delta: float | None = None
-    log_rollout_offpolicy_metrics: bool = False  # more about the gap between engine and trainer (`off_policy_metrics`)
-    # completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part of the
-    # distribution
-    cuts_sampling: bool = False
-
-    def __post_init__(self) -> None:
-        mode = self.rollout_importance_sampling_mode
-        check_known("loss_type", self.loss_type, get_args(LossType))
-        check_known("importance_sampling_level", self.importance_sampling_level, get_args(ImportanceSamplingLevel))
-        check_known("rollout_importance_sampling_mode", mode, (None, *get_args(RolloutCorrection)))
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
-        if not 0 < self.top_entropy_quantile <= 1:
-            raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
-        at_least_0 = ("epsilon_high", "beta", "teacher_kl_coef", "off_policy_sequence_mask_delta")
-        for name in (*at_least_0, "fipo_clip_range", "sdar_loss_coef"):
-            number = getattr(self, name)
-            if number is not None and not number >= 0:
-                raise ValueError(f"{name} must be at least 0, got {number}")
-        above_0 = ["delta", "max_completion_length", "tau_pos", "tau_neg", "rollout_importance_sampling_threshold"]
-        above_0 += ["fipo_decay_rate", "fipo_safety_threshold", "real_tau", "num_generations", "sdar_gate_beta"]
-        for name in above_0:
-            number = getattr(self, name)
-            if number is not None and not number > 0:
-                raise ValueError(f"{name} must be above 0, got {number}")
-
-    @property
-    def clip_high(self) -> float:
-        """`epsilon_high` as the loss uses it, its default filled in."""
-        if self.epsilon_high is not None:
-            return self.epsilon_high
-        return CISPO_EPSILON_HIGH if self.loss_type == "cispo" else self.epsilon
-
-    @property
-    def by_completion(self) -> bool:
-        """Whether a number of a completion as a whole decides about its tokens."""
-        by_sequence = (self.rollout_importance_sampling_mode or "").startswith("sequence")
-        return (
-            self.importance_sampling_level != "token" or by_sequence or self.off_policy_sequence_mask_delta is not None
-        )
-
-    @property
-    def kl_in_loss(self) -> bool:
-        """Whether the loss adds `beta` times k3, and so needs the reference policy's log-probs."""
-        return self.beta > 0 and not self.kl_in_reward
+ROLLOUT_LOG_RATIO_BOUND = 20.0
+"""log(old / rollout) is kept within this: `sequence_mask` gives tokens their own weight, however large."""
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLoss:
-    """`loss` `[B, T]`; bool `[B, T]` where the ratio was clipped from below and from above; what else to log, by name,
-    `[B, T]`."""
+class TokenOutcome:
+    """Tells what the loss did to each token, `[B, T]`, without gradient; on padding it has no meaning."""
 
+    ratios: Tensor  # importance ratios; at sequence level the completion's at each of its tokens
+    clipped: Tensor  # int8: -1 where the ratio was clipped from below, 1 from above, else 0
+    # bool: the policy's loss is over it, with a weight above 0 (the KL is over all trained tokens)
+    kept: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """The result of one call of `policy_loss`.
+
+    Example: `LossOutput(tensor(-0.5, requires_grad=True), {"ratio/sum": tensor(3.1), "ratio/count": tensor(3.0)})`
+    """
+
+    # scalar with gradient. The losses of all micro-batches and ranks **add up** to the step's loss (where gradients are
+    # averaged over ranks, multiply by the number of ranks)
     loss: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
+    # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with `ref_logps` `kl`; with
+    # `teacher_kl` it; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what
+    # `off_policy_metrics` gives where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a
+    # rollout correction `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask
+    # `rollout/off_policy_masked`; those of `fipo` and `sdar`
+    metrics: dict[str, Tensor]
+    tokens: TokenOutcome | None = None  # of a policy's loss
 
 
-def clipped_surrogate(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
-    """-min(min(r, delta) * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)
+def policy_loss(
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    *,
+    ref_logps: Tensor | None = None,
+    rollout_logps: Tensor | None = None,
+    entropies: Tensor | None = None,
+    teacher_kl: Tensor | None = None,
+    teacher_logps: Tensor | None = None,
+    shares: Tensor | None = None,
+    whole: WholeMeans | None = None,
+    normalizer: Tensor | float | None = None,
+    entropy_threshold: Tensor | float | None = None,
+) -> LossOutput:
+    """sum of (w * keep * l + beta * k3 + teacher_kl_coef * teacher_kl + sdar_loss_coef * sdar) over trained tokens,
+    averaged as `config.loss_type` says.
 
-    PPO (arXiv 1707.06347, eq. 7) and GRPO (2402.03300, eq. 3); a higher upper bound: DAPO (2503.14476);
-    the cap `delta`: INTELLECT-2 (2505.07291).
-    """
-    low = 1 - config.epsilon
-    high = 1 + config.clip_high
-    clipped = ratio.clamp(low, high)
-    unclipped = ratio if config.delta is None else ratio.clamp(max=config.delta)
-    loss = -torch.minimum(unclipped * advantages, clipped * advantages)
-    return TokenLoss(loss, (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0))
-
-
-def cispo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
-    """-stopgrad(min(r, epsilon_high)) * A * logp, where `epsilon_high` is the cap itself.
-
-    MiniMax-M1 (arXiv 2506.13585, eq. 4): no token loses its gradient, its weight is capped instead.
-    """
-    weight = ratio.detach().clamp(max=config.clip_high)
-    capped = (ratio > config.clip_high) & (advantages != 0)
-    return TokenLoss(-weight * advantages * logps, torch.zeros_like(capped), capped)
-
-
-def sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
-    """-(4 / tau) * sigmoid(tau * (r - 1)) * A, tau = `tau_pos` where A > 0, else `tau_neg`.
-
-    SAPO (arXiv 2511.20347): a soft gate in the place of the clip, slope 1 at r = 1. Nothing is clipped.
-    """
-    tau = torch.full_like(ratio, config.tau_neg).masked_fill(advantages > 0, config.tau_pos)
-    gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
-    nothing = torch.zeros_like(ratio, dtype=torch.bool)
-    return TokenLoss(-gate * advantages, nothing, nothing)
-
-
-def fipo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
-    """`clipped_surrogate` times stopgrad(f_t), f_t = clip(exp(F_t)), F_t = sum over k >= t of gamma^(k - t) * log r_k
-
-    FIPO (arXiv 2603.19835): a token counts as the policy has moved on what followed it. gamma = 2^(-1 /
-    `fipo_decay_rate`); tokens with r above `delta` add nothing to F; f is clipped to 1 +- `fipo_clip_range`, with
-    `fipo_clip_high_only` from below at 1, and to 0.8..1 where A < 0 and r is above `fipo_safety_threshold`.
-    """
-    token = clipped_surrogate(ratio, logps, advantages, config)
-    log_ratio = ratio.detach().log()
-    if config.delta is not None:
-        log_ratio = log_ratio.masked_fill(ratio > config.delta, 0.0)
-    future = discounted_future(log_ratio, 2 ** (-1 / config.fipo_decay_rate))
-    influence = future.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
-    width = config.fipo_clip_range
-    if width:
-        influence = influence.clamp(1.0 if config.fipo_clip_high_only else 1 - width, 1 + width)
-    safe = torch.ones_like(token.clipped_low)
-    if config.fipo_safety_threshold is not None:
-        safe = (advantages >= 0) | (ratio <= config.fipo_safety_threshold)
-        influence = torch.where(safe, influence, influence.clamp(0.8, 1.0))
-    metrics = {"fipo/future_kl": future, "fipo/influence_weight": influence, "fipo/safety_keep_ratio": safe}
-    return TokenLoss(token.loss * influence, token.clipped_low, token.clipped_high, metrics)
-
-
-def discounted_future(values: Tensor, gamma: float) -> Tensor:
-    """`[B, T]`: the sum over k >= t of gamma^(k - t) * values_k; by blocks, from the last one."""
-    size = 128
-    blocks = []
-    places = torch.arange(size, device=values.device, dtype=values.dtype)
-    decay = (gamma ** (places - places[:, None]).clamp(min=0)).triu()
-    later = values.new_zeros(len(values), 1)
-    for block in reversed(torch.split(values, size, 1)):
-        width = block.shape[1]
-        own = block @ decay[:width, :width].T + later * (gamma * decay[:width, width - 1])
-        later = own[:, :1]
-        blocks.append(own)
-    return torch.cat(blocks[::-1], 1)
-
-
-def real(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
-    """-log(r) * A with the A of `real_advantages`, whose mean over completions has the gradient of REAL's loss."""
-    nothing = torch.zeros_like(ratio, dtype=torch.bool)
-    return TokenLoss(-ratio.log() * advantages, nothing, nothing)
-
-
-TOKEN_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor, LossConfig], TokenLoss]] = {
-    **dict.fromkeys(("grpo", "bnpo", "dapo", "dr_grpo"), clipped_surrogate),
-    "cispo": cispo,
-    "sapo": sapo,
-    "fipo": fipo,
-    "real": real,
-}
-"""`--loss_type` to its formula; the denominators are in `aggregation.py`."""
-
-
-def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """`logp - ref`: unbiased, noisy, may be negative. Same shape as the inputs.
-
-    k1 and k3: J. Schulman, "Approximating KL Divergence", 2020.
-    """
-    return logps - ref_logps
-
-
-def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """`exp(ref - logp) - (ref - logp) - 1`: never negative. Same shape as the inputs."""
-    log_ratio = (ref_logps - logps).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return log_ratio.exp() - log_ratio - 1
-
-
-def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """`--kl_in_reward`: each reward less `beta` times the sum of k1 over the completion's trained tokens.
+    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
+    and `teacher_kl` get a gradient.
+    Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
-        rewards: float `[B]`; NaN stays NaN.
-        logps, ref_logps: `[B, T]`, of the policy that sampled and of the reference policy.
-        mask: `[B, T]`, 1 on trained tokens.
+        logps: `[B, T]`, a row for each completion or part of one: log-probs of its tokens under the policy.
+        old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
+            is now); the ratio is to it.
+        advantages: `[B]`, or `[B, T]` for one per token.
+        mask: `[B, T]`, bool or number, not 0 on trained tokens.
+        config: the loss.
+        ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
+        rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
+        entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        teacher_kl: `[B, T]`, `reverse_kl` to a teacher's distribution at each token; None without one.
+        teacher_logps: `[B, T]`, under the teacher; needed where `sdar_loss_coef > 0`.
+        shares: `[B]`, which part of its completion a row is, see `loss_normalizer`; by default all of it.
+        whole: what is of a completion as a whole, where rows are parts of one; by default it is of each row alone.
+        normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
+            ranks; by default this call's own.
+        entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
+            default over this call.
 
     Returns:
-        `[B]`, without gradient; float64 for float64 rewards, else float32.
+        The loss (0, with gradient 0, where nothing is trained) and the metrics.
     """
-    if not (rewards.shape == logps.shape[:1] and logps.shape == ref_logps.shape == mask.shape):
-        shapes = [tuple(t.shape) for t in (rewards, logps, ref_logps, mask)]
-        raise ValueError(f"rewards, logps, ref_logps, mask must be [B], [B, T], [B, T], [B, T], got {shapes}")
-    dtype = torch.promote_types(rewards.dtype, torch.float32)
-    tokens = k1(logps.detach().to(dtype), ref_logps.detach().to(dtype)).masked_fill(mask == 0, 0.0)
-    return rewards.detach().to(dtype) - beta * tokens.sum(1)
+    check_shapes(logps=logps, old_logps=old_logps, mask=mask)
+    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    check_shapes(logps=logps, kl=teacher_kl, teacher_logps=teacher_logps)
+    if advantages.shape not in (logps.shape, logps.shape[:1]):
+        raise ValueError(f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}")
+    trained = mask != 0
+    dtype = torch.promote_types(logps.dtype, torch.float32)
+    weight = trained.to(dtype)
+    # Padding may hold anything; 0 in its place keeps exp and its backward pass finite.
+    logps = logps.to(dtype).masked_fill(~trained, 0.0)
+    old_logps = _constant(old_logps, trained, dtype)
+    advantages = advantages.detach().to(dtype)
+    advantages = advantages[:, None].expand_as(logps) if advantages.dim() == 1 else advantages
+    advantages = advantages.masked_fill(~trained, 0.0)
+
+    if rollout_logps is not None:
+        rollout_logps = _constant(rollout_logps, trained, dtype)
+    ratio = importance_ratio(logps, old_logps, weight, config, whole)
+    token = config.loss.function(ratio, logps, advantages, config)
+    per_token = token.loss
+    kept = trained
+    metrics: dict[str, Tensor] = {
+        **_ratio_metric("ratio", ratio, weight, config),
+        **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
+        **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
+    }
+    for name, values in token.metrics.items():
+        metrics |= masked_metric(name, values, weight)
+
+    delta = config.off_policy_sequence_mask_delta
+    if delta is not None:
+        behaviour = old_logps if rollout_logps is None else rollout_logps
+        keep = kept_completions(logps, behaviour, advantages, weight, delta, whole)
+        per_token = per_token * keep
+        kept = kept & keep
+        metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
+
+    if entropies is not None:
+        entropies = _constant(entropies, trained, dtype)
+        metrics |= masked_metric("entropy", entropies, weight)
+    if config.top_entropy_quantile < 1:
+        if entropies is None:
+            raise ValueError("top_entropy_quantile below 1 needs entropies")
+        if entropy_threshold is None:
+            entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
+        high = entropies >= entropy_threshold
+        per_token = per_token * high
+        kept = kept & high
+
+    if rollout_logps is not None:
+        metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
+        if config.log_rollout_offpolicy_metrics:
+            metrics |= off_policy_metrics(old_logps, rollout_logps, weight)
+        if config.cuts_sampling:
+            metrics |= masked_metric("rollout/kept_mass", (old_logps - rollout_logps).exp(), weight)
+    if config.rollout_importance_sampling_mode is not None:
+        if rollout_logps is None:
+            raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
+        mode = config.rollout_importance_sampling_mode
+        threshold = config.rollout_importance_sampling_threshold
+        correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold, whole)
+        per_token = per_token * correction
+        kept = kept & (correction > 0)
+        metrics |= masked_metric("rollout/weight", correction.expand_as(weight), weight)
+        metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
+
+    if ref_logps is not None:
+        kl = k3(logps, _constant(ref_logps, trained, dtype))
+        metrics |= masked_metric("kl", kl, weight)
+        if config.kl_in_loss:
+            per_token = per_token + config.beta * kl
+    elif config.kl_in_loss:
+        raise ValueError("beta above 0 needs ref_logps")
+    for method in config.distillations:
+        assert method.flag is not None and method.token_loss is not None
+        if teacher_logps is None:
+            raise ValueError(f"{method.flag} above 0 needs teacher_logps")
+        distilled, logged = method.token_loss(logps, _constant(teacher_logps, trained, dtype), config)
+        per_token = per_token + getattr(config, method.flag) * distilled
+        for name, values in logged.items():
+            metrics |= masked_metric(name, values, weight)
+
+    if teacher_kl is not None:
+        kl = teacher_kl.to(dtype).masked_fill(~trained, 0.0)
+        metrics |= masked_metric("teacher_kl", kl.detach(), weight)
+        per_token = per_token + config.teacher_kl_coef * kl
+
+    numerator = loss_numerator(per_token, weight, config, shares)
+    loss = divide(numerator, loss_normalizer(mask, config, shares) if normalizer is None else normalizer)
+    clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
+    return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
+
+
+def importance_ratio(
+    logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig, whole: WholeMeans | None = None
+) -> Tensor:
+    """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the completion's trained tokens.
+
+    Sequence level: GSPO (arXiv 2507.18071, eq. 7); GSPO-token (eq. 14) has its value, and the gradient of the token's
+    own log-prob. `mask` has the dtype of `logps`; padding must be finite.
+    """
+    log_ratio = logps - old_logps
+    if config.importance_sampling_level != "token":
+        mean = token_means(log_ratio, mask)
+        if whole is not None:  # the gradient of a row's tokens is by its share as it is, since each adds its own loss
+            mean = mean + (whole.moved - mean).detach()
+        log_ratio = mean[:, None] * mask  # 0 between trained tokens too, which `fipo` counts
+    if config.importance_sampling_level == "sequence_token":
+        log_ratio = log_ratio.detach() + (logps - logps.detach())
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def rollout_weights(
+    old_logps: Tensor,
+    rollout_logps: Tensor,
+    mask: Tensor,
+    mode: RolloutCorrection,
+    threshold: float,
+    whole: WholeMeans | None = None,
+) -> tuple[Tensor, Tensor]:
+    """w = exp(old - rollout), the token's or the completion's (their geometric mean), kept below `threshold`.
+
+    Engine and trainer hold the same weights, yet their log-probs differ by numerics; `w` corrects for it. Sources:
+    truncated importance sampling, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.
+    2025); masking, IcePop (Ling team 2025) and MIS (Liu et al. 2025).
+
+    `*_truncate` gives `min(w, threshold)`. `*_mask` gives the token's w where the token's (or for `sequence_mask` the
+    completion's) is at most `threshold`, else 0.
+
+    Args:
+        old_logps, rollout_logps: `[B, T]`, the trainer's under the weights that sampled, and the engine's; finite where
+            masked out too.
+        mask: `[B, T]`, 1 on trained tokens, dtype of `old_logps`.
+        threshold: the largest weight, above 0.
+
+    Returns:
+        Weights without gradient, and bool, whether what is compared was above the threshold; each `[B, T]`, or `[B, 1]`
+        where it is the same for all tokens.
+    """
+    log_ratio = (old_logps - rollout_logps).detach().clamp(-ROLLOUT_LOG_RATIO_BOUND, ROLLOUT_LOG_RATIO_BOUND)
+    compared = log_ratio
+    if mode.startswith("sequence"):
+        compared = (token_means(log_ratio, mask) if whole is None else whole.gap)[:, None]
+    ratio = compared.exp()
+    over = compared.exp() > threshold
+    weights = log_ratio.exp().masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
+    return weights, over
+
+
+def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
+    """The entropy that the given share of the trained tokens reaches ("Beyond the 80/20 Rule", arXiv 2506.01939).
+
+    Args:
+        entropies, mask: of any one shape; give those of the whole optimizer step.
+        quantile: share of tokens to keep, above 0 and at most 1.
+
+    Returns:
+        Scalar, at least float32; infinite (keeps nothing) where nothing is trained.
+    """
+    chosen = entropies.detach()[mask != 0]
+    chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).sort().values
+    if chosen.numel() == 0:
+        return chosen.new_tensor(torch.inf)
+    # Like torch.quantile, which refuses more than 16 million values. Rounded, since (1 - 0.55) * 20 is not quite 9
+    # and the token at the edge would be kept or not by chance.
+    place = round((1 - quantile) * (chosen.numel() - 1), 6)
+    below = int(place)
+    above = min(below + 1, chosen.numel() - 1)
+    return torch.lerp(chosen[below], chosen[above], place - below)
+
+
+def _constant(values: Tensor, trained: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns values without gradient, and 0 where not trained."""
+    return values.detach().to(dtype).masked_fill(~trained, 0.0)
+
+
+def _ratio_metric(name: str, values: Tensor, weight: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
+    if config.importance_sampling_level == "token":
+        return masked_metric(name, values, weight)
+    return masked_metric(name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.aggregation import masked_metric, token_means
-from swift_r1.algorithms.losses import LOG_RATIO_BOUND, k3
+from swift_r1.algorithms.kl import k3
+from swift_r1.algorithms.method import LOG_RATIO_BOUND
 
 
 class WholeMeans(NamedTuple):
@@ -82,8 +83,8 @@ def off_policy_metrics(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> di
 
 
 def completion_weights(logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Tensor:
-    """Of each completion what `weight_metrics` needs, float64 `[5, B]` without gradient. With w = exp(logp - rollout)
-    of a trained token: their number, the sums of log w, w and w^2, and the largest log w.
+    """Returns what `weight_metrics` needs of each completion, float64 `[5, B]` without gradient. With w = exp(logp -
+    rollout) of a trained token: their number, the sums of log w, w and w^2, and the largest log w.
 
     Args:
         logps, rollout_logps, mask: `[B, T]` each; the mask is not 0 on trained tokens.
@@ -105,8 +106,8 @@ def of_owners(found: Tensor, owners: Tensor) -> Tensor:
 
 
 def weight_metrics(found: Tensor) -> dict[str, float]:
-    """How far the policy of an optimizer step is from the one that sampled its completions, from `completion_weights`
-    of all of them, `[5, N]`; those without trained tokens do not count:
+    """Tells how far the policy of an optimizer step is from the one that sampled its completions, from
+    `completion_weights` of all of them, `[5, N]`; those without trained tokens do not count:
 
     - `rollout/ratio_mean`, `rollout/ratio_max`: of the tokens' w;
     - `rollout/ess_token`, `rollout/ess_seq`: Kish's effective sample size (Survey Sampling, 1965), (sum w)^2 / sum w^2,

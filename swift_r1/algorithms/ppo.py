@@ -14,8 +14,8 @@ from torch import Tensor
 
 from swift_r1.algorithms.advantages import STD_EPSILON, Advantages
 from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
-from swift_r1.algorithms.losses import k1
-from swift_r1.algorithms.policy_loss import LossOutput
+from swift_r1.algorithms.kl import k1
+from swift_r1.algorithms.losses import LossOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ def from_flags(settings: Callable[..., T], flags: object) -> T:
 
 
 class Totals(NamedTuple):
-    """Of `N` completions: the weighted sum of the rewards, and what advantages are computed from."""
+    """The weighted sums of `N` completions' rewards, and what advantages are computed from."""
 
     rewards: tuple[float, ...]
     objectives: tuple[float, ...]
@@ -31,7 +31,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """How the rewards of several functions become one; the fields are flags of `swift rlhf`."""
+    """Makes one reward of those of several functions; the fields are flags of `swift rlhf`."""
 
     reward_weights: Sequence[float]  # one per function, in their order
     # where functions have no opinion (None), the weights of the others grow so that their sum stays; without it they

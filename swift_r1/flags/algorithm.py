@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from swift_r1.algorithms.method import Field, with_settings
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.flags.fields import Scope, flag, free
 
-DEFAULT_SCALE_REWARDS = {
-    "grpo": "group",
-    "rloo": "none",
-    "reinforce_plus_plus": "batch",
-    "reinforce_plus_plus_baseline": "batch",
-}
+DEFAULT_SCALE_REWARDS = {name: estimator.default_scale for name, estimator in ESTIMATORS.items()}
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
 
 
@@ -19,8 +18,24 @@ def _not_ppo(why: str) -> Scope:
     return Scope(lambda args: args.rlhf_type != "ppo", f"with --rlhf_type ppo: {why}")
 
 
-def _reads(*losses: str) -> Scope:
+@cache
+def _only(*losses: str) -> Scope:
+    """Returns the scope of flags that these losses read."""
     return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
+
+
+def _reads(name: str) -> Scope:
+    """Returns the scope of a flag that several losses share."""
+    return _only(*(loss.name for loss in LOSSES.values() if name in loss.reads))
+
+
+def _ignored(name: str) -> list[Scope]:
+    """Returns a scope for each loss that ignores a flag."""
+    return [_unless(loss.name, loss.ignores[name]) for loss in LOSSES.values() if name in loss.ignores]
+
+
+def _unless(loss: str, why: str) -> Scope:
+    return Scope(lambda args: args.loss_type != loss, f"with --loss_type {loss}: {why}")
 
 
 _PPO = Scope(lambda args: args.rlhf_type != "grpo", "with --rlhf_type grpo: it is PPO's")
@@ -28,13 +43,6 @@ NO_GROUPS = _not_ppo("rewards are not compared in groups")
 _KL = _not_ppo("the KL is in the reward: --kl_coef")
 _EQUAL = _not_ppo("a group of equal rewards teaches the critic too")
 _ONE_LOSS = _not_ppo("it has one loss, the mean over tokens")
-_SAPO = _reads("sapo")
-_FIPO = _reads("fipo")
-_REAL = _reads("real")
-_CLIPS = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo")
-_CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "fipo", "cispo")
-_NOT_REAL = Scope(lambda args: args.loss_type != "real", "with --loss_type real: only the sign of advantages counts")
-_ONE_SCORE = Scope(lambda args: args.loss_type != "real", "with --loss_type real: it has the sequence's mean")
 _CHORD = Scope(lambda args: bool(args.chord_sft_dataset), "without --chord_sft_dataset")
 _REFERENCE = Scope(
     lambda args: args.wants_reference,
@@ -55,7 +63,13 @@ _CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
 
 
+def _own_flag(loss: Any, item: Field) -> Any:
+    """Returns a flag of one loss."""
+    return flag(item.default, item.metadata["help"], _ONE_LOSS, _only(loss.name), **item.metadata["limits"])
+
+
 @dataclass(frozen=True, kw_only=True)
+@with_settings(LOSSES.values(), _own_flag)
 class AlgorithmArguments:
     """Algorithm."""
 
@@ -63,41 +77,30 @@ class AlgorithmArguments:
         "grpo", "the algorithm, grpo or ppo; ms-swift runs others", choices=("grpo", "ppo"), required=True
     )
     beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
-    epsilon: float = flag(0.2, "lower clip range of the ratio", _CLIPS, at_least=0, less_than=1, aliases=("cliprange",))
+    epsilon: float = flag(
+        0.2, "lower clip range of the ratio", _reads("epsilon"), at_least=0, less_than=1, aliases=("cliprange",)
+    )
     epsilon_high: float | None = flag(
-        None, "upper clip range (default: --epsilon; cispo: 5.0)", _CLIPS_HIGH, at_least=0
+        None, "upper clip range (default: --epsilon; cispo: 5.0)", _reads("epsilon_high"), at_least=0
     )
     delta: float | None = flag(
-        None, "bound of the ratio where the advantage is negative; above 1 + --epsilon_high", _CLIPS, more_than=1
+        None,
+        "bound of the ratio where the advantage is negative; above 1 + --epsilon_high",
+        _reads("delta"),
+        more_than=1,
     )
-    tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", _ONE_LOSS, _SAPO, more_than=0)
-    tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", _ONE_LOSS, _SAPO, more_than=0)
     loss_type: str = flag(
         "grpo",
         "the loss, and its divisor",
         _ONE_LOSS,
-        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "fipo", "real"),
+        choices=tuple(LOSSES),
     )
-    fipo_decay_rate: float = flag(
-        32.0, "fipo: tokens until the effect of later ones on a token's weight is half", _ONE_LOSS, _FIPO, more_than=0
-    )
-    fipo_clip_range: float = flag(
-        0.2, "fipo: how far a token's weight may be from 1; 0: any", _ONE_LOSS, _FIPO, at_least=0, less_than=1
-    )
-    fipo_clip_high_only: bool = flag(True, "fipo: no weight below 1", _ONE_LOSS, _FIPO)
-    fipo_safety_threshold: float = flag(
-        4.0,
-        "fipo: ratio above which a token of negative advantage has a weight of 0.8 to 1",
-        *(_ONE_LOSS, _FIPO),
-        more_than=0,
-    )
-    real_tau: float = flag(0.5, "real: temperature; the gradient is at most 1 / it", _ONE_LOSS, _REAL, more_than=0)
     scale_rewards: str | None = flag(
         None,
         "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch); gdpo: batch, with "
         "--multi_objective_aggregation normalize_then_sum",
         _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
-        _NOT_REAL,
+        *_ignored("scale_rewards"),
         choices=("group", "batch", "none", "gdpo"),
         synonyms={"true": "group", "false": "none"},
     )
@@ -106,18 +109,15 @@ class AlgorithmArguments:
         "how rewards become advantages; reinforce_plus_plus (or ..._batch) has the batch's mean as its baseline, "
         "reinforce_plus_plus_baseline (or ..._group) the group's",
         _not_ppo("advantages come from the critic"),
-        choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-        synonyms={
-            "reinforce_plus_plus_batch": "reinforce_plus_plus",
-            "reinforce_plus_plus_group": "reinforce_plus_plus_baseline",
-        },
+        choices=tuple(ESTIMATORS),
+        synonyms={one.synonym: name for name, one in ESTIMATORS.items() if one.synonym is not None},
         ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
     )
     importance_sampling_level: str = flag(
         "token",
         "level of the importance ratio; sequence_token: the completion's, with the gradient of each token's own",
         _not_ppo("advantages, and so ratios, are of tokens"),
-        _ONE_SCORE,
+        *_ignored("importance_sampling_level"),
         choices=("token", "sequence", "sequence_token"),
     )
     top_entropy_quantile: float = flag(

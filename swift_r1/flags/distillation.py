@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from functools import cache, partial
+from typing import Any
 
+from swift_r1.algorithms.method import Distillation, Field, with_settings
+from swift_r1.algorithms.methods import DISTILLATIONS, LOSSES
 from swift_r1.flags.adapters import adapter_flags
 from swift_r1.flags.algorithm import AlgorithmArguments
 from swift_r1.flags.fields import Scope, check_url, flag
@@ -56,12 +58,22 @@ _LOCAL = Scope(
     "without a model of its own as teacher (--teacher_model)",
     unless_off=True,
 )
-_RLSD = Scope(lambda args: args.advantage_reweight == "rlsd", "without --advantage_reweight rlsd")
-_SDAR = Scope(lambda args: args.sdar_loss_coef > 0, "without --sdar_loss_coef")
 _SERVED = Scope(lambda args: bool(args.teacher_model_server), "without --teacher_model_server")
 
 
+def _own_flag(method: Any, item: Field) -> Any:
+    """Returns a flag of one way to learn from a teacher: the one that asks for it, or one that is read with it."""
+    scopes = [] if item.name == method.flag else [_with(method)]
+    return flag(item.default, item.metadata["help"], *scopes, **item.metadata["limits"])
+
+
+@cache
+def _with(method: Distillation) -> Scope:
+    return Scope(method.chosen, f"without {method.chosen_by}")
+
+
 @dataclass(frozen=True, kw_only=True)
+@with_settings(DISTILLATIONS.values(), _own_flag)
 class DistillationArguments(AlgorithmArguments):
     """Distillation."""
 
@@ -104,44 +116,35 @@ class DistillationArguments(AlgorithmArguments):
         None,
         "rlsd: the reward says in which direction, and the teacher (by default the policy itself, which reads the "
         f"column {HINT}) which tokens of a completion count more",
-        choices=("rlsd",),
+        choices=tuple(one.value for one in DISTILLATIONS.values() if one.flag == "advantage_reweight"),
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef"),
     )
-    rlsd_lambda: float = flag(0.5, "its share: 0 the plain advantage", _RLSD, at_least=0, at_most=1)
-    rlsd_reweight_clip_range: float = flag(0.2, "how far a token's factor may be from 1", _RLSD, at_least=0)
-    rlsd_lambda_warmup_steps: int = flag(0, "optimizer steps until --rlsd_lambda is reached", _RLSD, at_least=0)
-    rlsd_lambda_decay_steps: int = flag(0, "steps from there to 0; 0: it stays", _RLSD, at_least=0)
-    rlsd_negative_only: bool = flag(False, "positive advantages stay as they are", _RLSD)
-    sdar_loss_coef: float = flag(
-        0.0,
-        "weight of a loss that draws the policy to the teacher (by default itself, reading the same column) on tokens "
-        "of which the teacher is surer",
-        at_least=0,
-        instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef", "advantage_reweight"),
-    )
-    sdar_gate_beta: float = flag(5.0, "how sharply it tells these tokens from others", _SDAR, more_than=0)
     offload_teacher_model: bool = flag(
         False, "keep the teacher in host memory except while it computes (GPU only)", _LOCAL
     )
 
     @property
-    def teaches_by(self) -> Literal["advantage", "reward", "loss", "rlsd", "sdar"] | None:
-        """Where the teacher's word goes; None without a teacher."""
+    def distillation(self) -> Distillation | None:
+        """How the policy learns from the teacher; None without one."""
         if self.teacher_or_policy is None and not (self.teacher_adapters or self.teacher_model_server):
             return None
-        if self.gkd_logits_topk is not None:
-            return "loss"
-        if self.sdar_loss_coef or self.advantage_reweight:
-            return "sdar" if self.sdar_loss_coef else "rlsd"
-        return "reward" if self.teacher_kl_in_reward else "advantage"
+        return self._asked_for or next(one for one in DISTILLATIONS.values() if one.flag is None)
+
+    @property
+    def _asked_for(self) -> Distillation | None:
+        return next((one for one in DISTILLATIONS.values() if one.chosen(self)), None)
+
+    @property
+    def teaches_by(self) -> str | None:
+        """The name of `distillation`; None without a teacher."""
+        return None if self.distillation is None else self.distillation.name
 
     @property
     def teacher_or_policy(self) -> str | None:
-        """`--teacher_model`; by default of RLSD and SDAR the policy."""
-        by_itself = (self.sdar_loss_coef or self.advantage_reweight) and not (
-            self.teacher_adapters or self.teacher_model_server
-        )
-        return self.teacher_model or (POLICY if by_itself else None)
+        """`--teacher_model`; by default the policy, where that can teach itself."""
+        by_itself = self._asked_for is not None and self._asked_for.by_itself
+        named = self.teacher_model or self.teacher_adapters or self.teacher_model_server
+        return POLICY if by_itself and not named else self.teacher_model
 
     @property
     def teacher_servers(self) -> dict[str, str]:
@@ -150,8 +153,8 @@ class DistillationArguments(AlgorithmArguments):
 
     def distillation_faults(self) -> Iterator[str]:
         """What a teacher needs of other flags."""
-        how = self.teaches_by
-        if how is None:
+        method = self.distillation
+        if method is None:
             return
         if self.rlhf_type == "ppo":
             yield "--rlhf_type ppo learns from its critic: a teacher needs --rlhf_type grpo"
@@ -162,9 +165,12 @@ class DistillationArguments(AlgorithmArguments):
             return
         if servers and (self.gkd_logits_topk or 0) > MOST_FROM_SERVER:
             yield f"--gkd_logits_topk {self.gkd_logits_topk}: a server answers with at most {MOST_FROM_SERVER} tokens"
-        if how in ("advantage", "rlsd") and self.loss_type == "real":
-            yield "--loss_type real compares completions, and a teacher's advantages are of tokens: use another loss"
-        if how in ("advantage", "rlsd"):
+        if method.advantages is not None:
+            if LOSSES[self.loss_type].labels is not None:
+                yield (
+                    f"--loss_type {self.loss_type} compares completions, and a teacher's advantages are of tokens: use "
+                    "another loss"
+                )
             masked = self.off_policy_sequence_mask_delta is not None
             for name, of_completions in (
                 ("importance_sampling_level sequence", self.importance_sampling_level == "sequence"),

@@ -207,13 +207,9 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
-    how = args.teaches_by
-    if how is not None:
+    if args.distillation is not None:
         who = ", ".join(filter(None, [args.teacher_model, args.teacher_adapters, *args.teacher_servers.values()]))
-        places = {"advantage": "each token's advantage", "reward": "the reward"}
-        where = places.get(how, f"the loss, over {args.gkd_logits_topk} tokens")
-        others = {"rlsd": f"RLSD x {args.rlsd_lambda:g}", "sdar": f"SDAR x {args.sdar_loss_coef:g}"}
-        rows["teacher"] = f"{who}, {others.get(how, f'x {args.teacher_kl_coef:g} in {where}')}"
+        rows["teacher"] = f"{who}, {args.distillation.described.format_map(vars(args))}"
         rows["rewards"] = rows["rewards"] or "none"
     if is_ppo:
         alone = f"; alone for {_count(args.critic_warmup_steps, 'step')}" if args.critic_warmup_steps else ""

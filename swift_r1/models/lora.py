@@ -50,7 +50,7 @@ class LoraSettings:
 
     @classmethod
     def of(cls, args: AdapterArguments) -> Self | None:
-        """Of the flags; None where all weights are trained."""
+        """Returns the settings of the flags; None where all weights are trained."""
         return None if args.train_type == "full" else cls._of(args)
 
     @classmethod
@@ -239,7 +239,7 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def adapter_config(model: nn.Module, settings: LoraSettings) -> AdapterConfig:
-    """Which adapters `model` has, `all-linear` and patterns spelled out."""
+    """Returns which adapters `model` has, `all-linear` and patterns spelled out."""
     modules = set(settings.target_modules)
     if settings.target_regex is not None or modules == {ALL_LINEAR}:
         adapted = set(_lora_layers(model))

@@ -84,7 +84,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
 
 
 def misfit(base: str, adapters: Path) -> str | None:
-    """Why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
+    """Says why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
     from safetensors import safe_open
 
     empty: Any = skeleton(base)

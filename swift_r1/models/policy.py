@@ -24,6 +24,9 @@ class ModelInputs(NamedTuple):
     """`B` completions as they go through the model, each after its prompt: a row each, or packed in one row.
 
     Padding is on the right and attention is causal, so no real token sees it and no mask is needed.
+
+    Example: two completions, `[7, 8]` and `[9]`, of the prompt `[5, 6]`, a row each:
+        token_ids [[5, 6, 7, 8], [5, 6, 9, 0]], positions [1, 2, 5], targets [7, 8, 9]
     """
 
     token_ids: Tensor  # `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed
@@ -51,14 +54,19 @@ class ModelInputs(NamedTuple):
         )
 
     def together(self, values: Tensor) -> Tensor:
-        """What each rank of `sequence` has of its own tokens, as `[K, *]` on all of them (collective)."""
+        """Returns what each rank of `sequence` has of its own tokens, as `[K, *]` on all of them (collective)."""
         assert self.sequence is not None and self.mine is not None
         return self.sequence.together(values, self.mine, len(self.targets))
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`B` completions that go through the model together."""
+    """`B` completions that go through the model together.
+
+    Example: those of `ModelInputs`, the first two rows of a round:
+        mask [[True, True], [True, False]], places [0, 1, 2], trained as mask, rollout_logps [[-0.1, -0.4], [-1.2, 0]],
+        samples [0, 1], shares [1, 1]
+    """
 
     inputs: ModelInputs
     # `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order of

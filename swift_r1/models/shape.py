@@ -99,8 +99,8 @@ def longest_prompt(args: RlhfArguments) -> int | None:
 
 
 def shape_of(model: str) -> ModelShape:
-    """Of the model folder (or id) `model`; seconds, and no weights. Raises UsageError: transformers does not know the
-    architecture."""
+    """Returns the shape of the model folder (or id) `model`; it takes seconds, and no weights. Raises UsageError:
+    transformers does not know the architecture."""
     from torch import float32, nn
 
     from swift_r1.models.expected import skeleton, tied_names

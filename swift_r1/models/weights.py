@@ -87,7 +87,7 @@ class Weight:
 
 
 def _quant_state(parameter: Tensor) -> Any:
-    """Of bitsandbytes' 4-bit parameters; None for any other."""
+    """Returns the state of bitsandbytes' 4-bit parameters; None for any other."""
     return getattr(parameter, "quant_state", None)
 
 
@@ -182,7 +182,7 @@ def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Ite
 
 
 def trained_share(model: nn.Module) -> str:
-    """For the log: how many of the model's parameters are trained."""
+    """Says for the log how many of the model's parameters are trained."""
     sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
     trained = sum(n for n, on in sizes if on)
     whole = sum(n for n, _ in sizes)
@@ -202,7 +202,7 @@ class Freezing:
 
 
 def freezing_of(args: ModelArguments) -> Freezing | None:
-    """Of the flags; None where they freeze nothing."""
+    """Returns what the flags freeze; None where that is nothing."""
     prefixes = tuple(args.freeze_parameters)
     trainable = tuple(args.trainable_parameters)
     patterns = args.freeze_parameters_regex, args.trainable_parameters_regex

@@ -19,8 +19,14 @@ from swift_r1.training.micro_batches import SHARED, Form, RowLengths, Unit, plan
 
 @dataclass(frozen=True, slots=True)
 class RoundBatch:
-    """All `N` completions of one round, ragged and flat, the same on every rank. Each has a row, an agent's episode
-    perhaps several: `R` rows in the order of the completions."""
+    """Holds all `N` completions of one round, ragged and flat, the same on every rank. Each has a row, an agent's
+    episode perhaps several: `R` rows in the order of the completions.
+
+    Example: two completions, `[7, 8]` and `[9]`, of the prompt `[5, 6]`, whose rewards are 1 and 0:
+        token_ids [5, 6, 7, 8, 5, 6, 9], prompt_lengths [2, 2], completion_lengths [2, 1], truncated [0, 0],
+        rollout_logps [-0.1, -0.4, -1.2], rewards [1, 0], loss_mask [1, 1, 1], prompt_numbers [0, 0], owners [0, 1],
+        turn_advantages []
+    """
 
     token_ids: Tensor  # int64 `[sum of lengths]`, for each row its prompt and then its own tokens
     prompt_lengths: Tensor  # int64 `[R]`
@@ -38,7 +44,7 @@ class RoundBatch:
         return len(self.rewards)
 
     def rows(self, completions: range) -> range:
-        """Of consecutive completions."""
+        """Returns the rows of consecutive completions."""
         first, end = torch.searchsorted(self.owners, torch.tensor([completions.start, completions.stop])).tolist()
         return range(first, end)
 
@@ -66,8 +72,8 @@ class RoundBatch:
         return self.padded(self.loss_mask.bool())
 
     def written(self, samples: Tensor) -> Tensor:
-        """Where what is known of the tokens that the policy wrote in these rows, one after another, stands among those
-        of all rows: int64 `[K]`."""
+        """Returns the places that the tokens of these rows, one after another, have among those of all rows, int64
+        `[K]`. Only tokens that the policy wrote count."""
         counts = self.token_mask().sum(1)
         return places_of((counts.cumsum(0) - counts)[samples], counts[samples])
 
@@ -114,7 +120,7 @@ def places_of(starts: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a round is split into micro-batches."""
+    """Says how a round is split into micro-batches."""
 
     form: Form
     # `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the optimizer step's
@@ -155,8 +161,18 @@ def split_step(batch: RoundBatch, completions: range, batching: Batching, ranks:
             form = SHARED
             plan = shared
     numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.data_parallel_rank]]
-    how = (form, ranks.device, batching.own_attention, batching.overlong_filter, ranks.sequence)
-    return [collate(batch, units, *how) for units in numbered]
+    return [
+        collate(
+            batch,
+            units,
+            form,
+            ranks.device,
+            own_attention=batching.own_attention,
+            overlong_filter=batching.overlong_filter,
+            sequence=ranks.sequence,
+        )
+        for units in numbered
+    ]
 
 
 class _Rows(NamedTuple):

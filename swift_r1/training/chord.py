@@ -17,7 +17,7 @@ from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_
 
 @dataclass(frozen=True, slots=True)
 class ExpertStep:
-    """Of an optimizer step the experts' share, and this rank's micro-batches of their answers."""
+    """The experts' share in an optimizer step, and this rank's micro-batches of their answers."""
 
     mu: float
     batches: Sequence[MicroBatch] = ()
@@ -25,7 +25,7 @@ class ExpertStep:
     enable_phi: bool = False
 
     def losses(self, backend: Backend) -> list[Callable[[], LossOutput]]:
-        """Of each micro-batch mu times its loss."""
+        """Returns a function for each micro-batch that gives mu times its loss."""
         return [partial(self._loss, backend, micro) for micro in self.batches]
 
     def _loss(self, backend: Backend, micro: MicroBatch) -> LossOutput:
@@ -36,8 +36,8 @@ class ExpertStep:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """What every optimizer step takes of `--chord_sft_dataset`. A step's answers depend on its number alone, so that a
-    resumed run takes those that it would have taken."""
+    """Takes answers of `--chord_sft_dataset` for every optimizer step. A step's answers depend on its number alone, so
+    that a resumed run takes those that it would have taken."""
 
     args: RlhfArguments
     answers: ExpertAnswers | None  # on rank 0
@@ -45,7 +45,7 @@ class Experts:
     ranks: Ranks
 
     def step(self, done: int) -> ExpertStep:
-        """Of the optimizer step after `done` ones. Collective."""
+        """Returns the experts' part of the optimizer step after `done` ones. Collective."""
         args = self.args
         ranks = self.ranks
         size = int(self.args.chord_sft_per_device_train_batch_size or 0)

@@ -17,7 +17,6 @@ from swift_r1.algorithms import (
     loss_normalizer,
     mean_metrics,
     policy_loss,
-    real_advantages,
     reverse_kl,
     rewards_less_kl,
     sum_metrics,
@@ -25,8 +24,9 @@ from swift_r1.algorithms import (
     turn_advantages,
 )
 from swift_r1.algorithms.aggregation import divide, masked_metric, token_means
+from swift_r1.algorithms.losses import ROLLOUT_LOG_RATIO_BOUND
 from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_owners, weight_metrics
-from swift_r1.algorithms.policy_loss import ROLLOUT_LOG_RATIO_BOUND
+from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
 from swift_r1.rollout.base import Conversation, TokenSequence
@@ -48,8 +48,8 @@ def batch_of_round(
     prompts: Sequence[Sequence[int]] | None = None,
     per_turn: str | None = None,
 ) -> RoundBatch:
-    """The round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not their
-    own; with the advantages of turns, scaled as `per_turn` says. Collective."""
+    """Returns the round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not
+    their own; with the advantages of turns, scaled as `per_turn` says. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
     conversations = [item.conversation for item in scored.trained]
@@ -71,7 +71,7 @@ def batch_of_round(
 
 
 def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
-    """Of each row's tokens what the rewards of their turns add to the advantage; 0 for those of no turn."""
+    """Returns what the rewards of turns add to the advantage of each row's tokens; 0 for those of no turn."""
     groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
     rewards = [[one.conversation.turn_rewards for one in group] for group in groups]
     found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
@@ -99,11 +99,18 @@ def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks)
     return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
 
 
-def needs_old_policy(config: LossConfig, updates: int) -> bool:
-    """Whether a round of `updates` optimizer steps needs a forward pass before its first one: with one update the
-    training forward gives the old log-probs; but the KL in the reward comes before the advantages, and the entropy
-    threshold before the first backward pass."""
-    return updates > 1 or config.kl_in_reward or config.top_entropy_quantile < 1
+def needs_old_policy(args: RlhfArguments, updates: int) -> bool:
+    """Whether a round of `updates` optimizer steps needs a forward pass before its first one. With one update the
+    training forward gives the old log-probs; but a KL in the reward and a teacher's word come before the advantages,
+    the entropy threshold before the first backward pass, and the log has the entropies before it."""
+    return (
+        updates > 1
+        or args.kl_in_reward
+        or args.kl_coef > 0
+        or args.top_entropy_quantile < 1
+        or args.log_entropy
+        or (args.distillation is not None and args.distillation.needs_old_logps)
+    )
 
 
 @torch.no_grad()
@@ -184,7 +191,7 @@ def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ran
 
 
 @torch.no_grad()
-def targets_of_real(
+def group_targets(
     batches: Sequence[MicroBatch],
     labels: Tensor,
     backend: Backend,
@@ -192,13 +199,14 @@ def targets_of_real(
     temperature: float,
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor]:
-    """`real_advantages` of an optimizer step, float32 `[N]`; and what the sum of -s * A lacks to the sum of the groups'
-    losses, float64 scalar. The scores take one more forward pass, except in a round of a single step, where they are 0.
-    Collective.
+    """Returns the advantages of an optimizer step under a loss that compares whole groups, float32 `[N]`; and what the
+    sum of -s * A lacks to the sum of the groups' losses, float64 scalar. The scores s, the completions' mean
+    log-ratios, take one more forward pass, except in a round of a single step, where they are 0. Collective.
 
     Args:
         labels: float32 `[N]`, of the whole round; completions without a trained token count as if theirs were 0.
     """
+    assert config.loss.targets is not None
     found = torch.zeros(2, len(labels), dtype=torch.float64)  # scores, and which completions are in this step
     for micro in batches:
         found[1, micro.samples] = micro.trained.any(1).double().cpu()
@@ -206,7 +214,7 @@ def targets_of_real(
             moved = micro.unflatten(backend.logprobs(micro.inputs, temperature).logps) - micro.old_logps
             found[0, micro.samples] = token_means(moved, micro.trained.to(moved.dtype)).double().cpu()
     scores, there = ranks.sum_data(found)
-    values, total = real_advantages(scores, labels * there, config.num_generations, config.real_tau)
+    values, total = config.loss.targets(scores, labels * there, config)
     return values.to(labels.dtype), total + (values * scores).sum()
 
 
@@ -252,8 +260,8 @@ def train_step(
     """The policy's loss and update. Collective.
 
     Args:
-        advantages: float32 `[R]`, of the rows of the whole round; or `[R, longest]`, one per token; for `real` its
-            labels.
+        advantages: float32 `[R]`, of the rows of the whole round; or `[R, longest]`, one per token; for a
+            loss that compares groups its labels.
         frozen: no backward pass and no update; gradient norm and rate are 0.
         tokens: takes what this loss sees and does of the completions that are recorded.
         experts: their loss is added, times its mu, and the policy's is times 1 - mu.
@@ -268,9 +276,9 @@ def train_step(
     # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
     signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
     normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
-    taught = config.sdar_loss_coef > 0 or any(micro.teacher_ids is not None for micro in batches)
+    taught = bool(config.distillations) or any(micro.teacher_ids is not None for micro in batches)
     everywhere = config.kl_in_loss or taught
-    teaching = max((place for place, found in enumerate(signals, start=1) if found or everywhere), default=1)
+    num_backward = max((place for place, signal in enumerate(signals, start=1) if signal or everywhere), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     several = owners is not None and int(owners[-1]) + 1 < len(owners)
@@ -280,8 +288,8 @@ def train_step(
         means = means_of_completions(batches, advantages, owners, backend, temperature, ranks)
     weights: list[Tensor] = []  # of each micro-batch, on its device
     lacking = 0.0  # of `loss`, in what it is computed from
-    if config.loss_type == "real":
-        advantages, lacks = targets_of_real(batches, advantages, backend, config, temperature, ranks)
+    if config.loss.targets is not None:
+        advantages, lacks = group_targets(batches, advantages, backend, config, temperature, ranks)
         lacking = divide(lacks, normalizer).item()
 
     def loss_of(micro: MicroBatch) -> LossOutput:
@@ -321,9 +329,9 @@ def train_step(
         return replace(result, loss=loss, metrics=result.metrics | entropy)
 
     losses = experts.losses(backend) if experts is not None else []
-    teaching = 0 if frozen else teaching + len(losses)
+    num_backward = 0 if frozen else num_backward + len(losses)
     losses += [partial(loss_of, micro) for micro in batches]
-    metrics = update(losses, backend, learning_rate, ranks, teaching=teaching)
+    metrics = update(losses, backend, learning_rate, ranks, num_backward=num_backward)
     if experts is not None:
         metrics["chord/mu"] = experts.mu
         lacking *= 1 - experts.mu
@@ -345,31 +353,31 @@ def update(
     ranks: Ranks,
     *,
     coefficient: float = 1.0,
-    teaching: int | None = None,
+    num_backward: int | None = None,
 ) -> dict[str, float]:
     """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
 
     `losses` do a micro-batch's forward pass each.
 
     Args:
-        teaching: that many have a backward pass, the first ones; None: all; 0: and there is no update either.
+        num_backward: so many, the first ones, have a backward pass; None: all; 0: and there is no update either.
 
     Returns:
         The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
         metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
     """
     metrics = []
-    teaching = len(losses) if teaching is None else teaching
+    num_backward = len(losses) if num_backward is None else num_backward
     for number, loss in enumerate(losses, start=1):
-        with torch.set_grad_enabled(number <= teaching):
+        with torch.set_grad_enabled(number <= num_backward):
             result = loss()
-        if number <= teaching:
+        if number <= num_backward:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
             factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)
-            backend.backward(factor * result.loss, last=number == teaching)
+            backend.backward(factor * result.loss, last=number == num_backward)
         metrics.append(result.metrics | {"loss": result.loss.detach().double()})
     scale = backend.loss_scale
-    grad_norm, learning_rate = (backend.step(learning_rate), learning_rate) if teaching else (0.0, 0.0)
+    grad_norm, learning_rate = (backend.step(learning_rate), learning_rate) if num_backward else (0.0, 0.0)
     # Nothing before this waits for the device: it computes while the next micro-batches are sent to it.
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
     totals = dict(zip(names, ranks.sum_data(torch.stack([value.double() for value in sums])), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -24,6 +25,7 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.prefetch import prefetches
 from swift_r1.rollout.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
 from swift_r1.rollout.reward_models import rewards_and_models
+from swift_r1.rollout.scoring import OpenRewards
 from swift_r1.training.evaluation.evaluate import eval_rewards, load_eval_prompts
 from swift_r1.training.recorded import RecordedRewards
 from swift_r1.training.setup import Context
@@ -42,6 +44,10 @@ class Inputs:
     rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
     monitor: InvalidRewardMonitor | None = None
     recorded: RecordedRun | None = None  # whose rounds are trained on, in the place of prompts
+
+    def open_rewards(self, names: Sequence[str]) -> OpenRewards | None:
+        """Returns what opens the rewards of these names for a round; None except on rank 0."""
+        return None if self.rewards is None else partial(self.rewards.open, names=names)
 
 
 def open_inputs(context: Context) -> Inputs:

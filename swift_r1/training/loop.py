@@ -1,12 +1,28 @@
 """The training loop: `Trainer.begin_round` and `Trainer.train` are the whole step, in line.
 
-    rank 0                prompts --> sample --> score ------> completions.jsonl
-                                        ^          | broadcast
-    every rank, each round              |        split --> old and reference log-probs --> advantages
-                                        |                                                      |
-    every rank, each optimizer step   sync <-- update <-- loss <-- micro-batches <-------------'
-                                        |
-    rank 0                              '--> logging.jsonl, evaluation, checkpoint
+    what happens                                what it makes           where
+
+    rounds.sample: prompts, completions,        ScoredRound             rank 0, and completions.jsonl
+       |           rewards
+    grpo.batch_of_round                         RoundBatch              every rank, by broadcast
+       |
+    split: a rank's share of each step          MicroBatch              every rank, from here on
+       |
+    grpo.before_training                        MicroBatch, with log-probs of the policy as it is, of the reference,
+       |                                        and the critic's values
+    teacher.teach                               MicroBatch, with the teacher's log-probs
+       |
+    advantages                                  Advantages              the same on every rank
+       |
+    OpenRound: all of these, and which of its optimizer steps are done
+       |
+       |  for each optimizer step:
+       |
+    grpo.train_step, ppo.critic_step            metrics; policy and critic are updated
+       |
+    books.step, evaluate, save                                          rank 0: logging.jsonl, checkpoint
+       |
+    publish: weights go to the engine, after the round's last step and before an evaluation
 
 Every rank runs this code. Rank 0 also talks to the rollout server, scores and records; the others get the round's batch
 from it and compute their share.
@@ -26,8 +42,6 @@ from swift_r1.algorithms import (
     LossConfig,
     from_flags,
     group_advantages,
-    reward_labels,
-    rewards_less_kl,
 )
 from swift_r1.algorithms.aggregation import token_means
 from swift_r1.errors import ServerUnreachable
@@ -49,7 +63,7 @@ from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
-from swift_r1.training.teachers import Teacher, taught_advantages
+from swift_r1.training.teachers import Teacher
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -96,9 +110,9 @@ class Trainer:
         return self.progress.summary
 
     def run(self) -> RunSummary:
-        """All rounds, or those until a stop was asked for. Raises RunFailed: loss or gradient is not finite too often,
-        rewards are invalid too often, checkpoints cannot be saved, the server violated the protocol; ServerUnreachable:
-        the rollout server went away."""
+        """Trains on all rounds, or until a stop is asked for. Raises RunFailed: loss or gradient is not finite too
+        often, rewards are invalid too often, checkpoints cannot be saved, the server violated the protocol;
+        ServerUnreachable: the rollout server went away."""
         self.started = time.perf_counter() - self.summary.seconds
         self.stop_asked()
         if self.args.eval_on_start and not self.summary.steps:
@@ -139,7 +153,6 @@ class Trainer:
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic = self.critic
         updates = self.plan.optimizer_steps_per_round
-        critic_kl = critic is not None and critic.config.kl_coef > 0
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
             steps = grpo.before_training(
@@ -147,10 +160,7 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=critic_kl
-                or self.args.log_entropy
-                or self.args.teaches_by in ("advantage", "reward", "rlsd")
-                or grpo.needs_old_policy(self.loss, updates),
+                old_policy=grpo.needs_old_policy(self.args, updates),
                 critic=critic.backend if critic is not None else None,
             )
         if self.teacher is not None:
@@ -188,8 +198,8 @@ class Trainer:
     def advantages(
         self, batch: RoundBatch, steps: list[list[MicroBatch]], step: int
     ) -> tuple[Advantages, dict[str, float]]:
-        """From the rewards of the whole round, begun after `step` optimizer steps, on every rank; and what to log of
-        them."""
+        """Returns the advantages from the rewards of the whole round, which began after `step` optimizer steps, on
+        every rank; and what to log of them."""
         if self.critic is not None:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards = batch.rewards
@@ -197,28 +207,28 @@ class Trainer:
         if self.args.kl_in_reward:
             rewards = grpo.rewards_after_kl(batch, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
-        how = self.args.teaches_by
-        if how in ("advantage", "reward", "rlsd"):
+        method = self.args.distillation
+        if method is not None and method.needs_old_logps:
             mask = batch.token_mask()
-            coef = self.args.teacher_kl_coef
-            old, taught = (grpo.of_round(name, batch, steps, self.ranks) for name in ("old_logps", "teacher_logps"))
-            metrics["teacher_kl"] = (old - taught)[mask].mean().item()
-            if how == "reward":
-                rewards = rewards_less_kl(rewards, old, taught, mask, coef)
+            old = grpo.of_round("old_logps", batch, steps, self.ranks)
+            teachers = grpo.of_round("teacher_logps", batch, steps, self.ranks)
+            metrics["teacher_kl"] = (old - teachers)[mask].mean().item()
+            if method.rewards is not None:
+                rewards = method.rewards(rewards, old, teachers, mask, self.args)
         values = group_advantages(
             rewards,
             self.plan.num_generations,
-            estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
-            scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
+            estimator=self.args.advantage_estimator,
+            scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]  # checked by the parser
         )
-        if self.loss.loss_type == "real":
-            values = reward_labels(values, rewards.isfinite(), self.plan.num_generations)
+        if self.loss.loss.labels is not None:
+            values = self.loss.loss.labels(values, rewards.isfinite(), self.plan.num_generations)
         of_rows = values[batch.owners]
         if batch.turn_advantages.numel():
             of_rows = batch.token_mask() * (of_rows[:, None] + batch.padded(batch.turn_advantages))
-        if how not in ("advantage", "rlsd"):
+        if method is None or method.advantages is None:
             return Advantages(of_rows, values), metrics
-        per_token, more = taught_advantages(self.args, values, old, taught, mask, step)
+        per_token, more = method.advantages(values, old, teachers, mask, self.args, step)
         metrics |= more
         return Advantages(per_token, token_means(per_token, mask.float())), metrics
 

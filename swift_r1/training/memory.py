@@ -168,7 +168,7 @@ def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int
 
 
 def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
-    """How many numbers get a gradient, and how many of them are in adapters."""
+    """Returns how many numbers get a gradient, and how many of them are in adapters."""
     if args.train_type != "full":
         from swift_r1.models.lora import LoraSettings  # torch is behind it
 
@@ -292,7 +292,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """What did not fit, in words, where `error` says that memory is full; None for other errors."""
+    """Says what did not fit, in words, where `error` says that memory is full; None for other errors."""
     import torch
 
     text = str(error).splitlines()[0] if str(error) else ""

@@ -45,7 +45,7 @@ class RowLengths:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a micro-batch goes through the model."""
+    """Says how a micro-batch goes through the model."""
 
     packed: bool = False  # in one row without padding; else a row each, padded to the longest
     shared: bool = False  # a prompt stands once for all the completions of its unit; packed only

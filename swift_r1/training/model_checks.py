@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.attention import takes_packed_rows
@@ -65,7 +66,7 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
 
 
 def why_not_packed(backend: Backend, form: Form) -> str:
-    """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
+    """Says why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
     Layers other than attention cannot; else log-probs (of a critic the head's inputs) of four completions in one row,
     which a sequence group shares, are compared with those of a row each.
@@ -108,8 +109,8 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 
 def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
-    """How this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError: if the
-    model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
+    """Decides how this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError:
+    if the model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
 
     def why_not(form: Form) -> str:
         found = why_not_packed(backend, form)
@@ -143,5 +144,5 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
         and not args.beta
         and args.teaches_by is None
         and args.advantage_per != "turn"
-        and args.advantage_estimator != "reinforce_plus_plus",
+        and ESTIMATORS[args.advantage_estimator].baseline == "group",
     )

@@ -83,7 +83,7 @@ class LearningRate:
         return float(self._shadow.param_groups[0]["lr"])
 
     def go_to(self, step: int) -> None:
-        """From the start to the rate of this optimizer step."""
+        """Goes from the start to the rate of this optimizer step."""
         for _ in range(step):
             self.advance()
 

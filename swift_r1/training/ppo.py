@@ -30,7 +30,8 @@ class TrainedCritic:
 def token_advantages(
     batch: RoundBatch, steps: Sequence[Sequence[MicroBatch]], config: PPOConfig, ranks: Ranks
 ) -> tuple[Advantages, dict[str, float]]:
-    """From the rewards of the whole round and the critic's values, on every rank; and what to log. Collective."""
+    """Returns advantages from the rewards of the whole round and the critic's values, on every rank; and what to log.
+    Collective."""
     names = ("old_logps", "ref_logps") if config.kl_coef else ()
     kl = {name: of_round(name, batch, steps, ranks) for name in names}
     values = of_round("old_values", batch, steps, ranks)

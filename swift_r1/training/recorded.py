@@ -44,7 +44,7 @@ class NothingGenerated:
 
 
 class RecordedRewards(RewardCaller):
-    """What the reward functions of a recorded run gave: nothing is called.
+    """Answers with what the reward functions of a recorded run gave: nothing is called.
 
     Attributes:
         rows: of each completion, as the column `request_id` names it, the line of `completions.jsonl`.
@@ -167,7 +167,7 @@ class RecordedRounds:
 
 
 def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
-    """What was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
+    """Returns what was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
     ids = tuple(one.token_ids)
     text = row["completion"]
     prompt = Prompt(

@@ -29,18 +29,20 @@ from swift_r1.record.recorder import Recorder, RunRecorder
 from swift_r1.record.reporters import open_reporters
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.record.token_record import GIB, TOKENS, TokenWriter, cut_record
+from swift_r1.rollout.base import Rollouts
+from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.prefetch import PrefetchedRounds, prefetches
 from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.rollout.rounds import RoundSampler
-from swift_r1.rollout.scoring import OpenRewards
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.training import setup
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import link_checkpoints, list_checkpoints, set_aside_later
-from swift_r1.training.checkpoint.resume import Checkpoints
+from swift_r1.training.checkpoint.resume import Checkpoints, RunSummary
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.chord import Experts
@@ -50,7 +52,7 @@ from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.rehearsal import rehearse
-from swift_r1.training.setup import Context, Start
+from swift_r1.training.setup import Context, ModelFacts, Start
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.teachers import open_teacher
 from swift_r1.training.turns import open_tools, open_turns
@@ -62,25 +64,12 @@ logger = logging.getLogger("swift_r1.training")
 def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
     """Builds all parts, trains, and returns the exit code."""
     quiet_libraries()
-    if args.deterministic:
-        torch.use_deterministic_algorithms(True)
-        # Nothing here reads memory that was not written.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
-    # Otherwise a product that is cut along its sum adds the parts in 16 bits.
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    _set_up_torch(args)
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None
-    threads = torch.get_num_threads()
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    exact = args.deterministic and saved is not None and saved.fingerprint.world_size == processes
-    if saved and exact and saved.fingerprint.threads != threads and not args.resume_force:
-        raise UsageError(
-            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
-            f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
-        )
+    if saved is not None:
+        _check_threads(args, start, saved)
     with ExitStack() as cleanup, ExitStack() as start_up:
         rank = int(os.environ.get("RANK", "0"))
         spans = Spans(start.run_dir)
@@ -102,12 +91,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         start_up.enter_context(ranks.busy())
         if ranks.is_rank0:
             cleanup.enter_context(run_folder_held(start.run_dir))
-            truncate_logs(start.run_dir, saved.logs if saved and start.resumed else {})
-            cut_record(start.run_dir, saved.step if saved else -1)
-            set_aside_later(start.run_dir, saved.step if saved else 0)
-            if args.create_checkpoint_symlink:
-                link_checkpoints(start.run_dir, saved.outcome["best_step"] if saved else None)
-            (start.run_dir / "summary.json").unlink(missing_ok=True)
+            _prepare_folder(args, start, saved)
         cleanup.callback(spans.flush)
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
@@ -122,12 +106,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         scheduled_steps = start.replay.scheduled_steps if start.replay is not None else None
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows, scheduled_steps)
         if ranks.is_rank0:
-            kind: Kind = "resumed" if start.resumed else "started"
-            where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
-            if saved and saved.fingerprint.world_size != ranks.world_size:
-                where += f", processes: {ranks.world_size} ({saved.fingerprint.world_size} before)"
-            tell(kind, where, total_steps=plan.total_steps)
-        trainer = _build(context, plan, data, eval_sizes, stop)
+            _tell_beginning(context, plan)
+        trainer = _build(context, plan, data, eval_sizes)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
@@ -136,104 +116,108 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
-        why = {
-            OUT_OF_TIME: f"--max_runtime {args.max_runtime} is over after step {summary.steps} of {plan.total_steps}",
-            NOT_BETTER: f"--early_stop_interval: no save since step {summary.best_step} was better",
-        }.get(stop.reason)
-        if ranks.is_rank0 and why is not None:
-            logger.info(why)
-            tell("stopping", why)
-        if ranks.is_rank0 and stop.reason not in (0, NOT_BETTER):
-            goes_on = "begins again: there is no checkpoint yet"
-            if list_checkpoints(start.run_dir):
-                goes_on = f"goes on after step {summary.steps}"
-            logger.info("the same command with --resume_from_checkpoint last %s", goes_on)
+        if ranks.is_rank0:
+            _tell_end(context, plan, summary)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 
 
+def _set_up_torch(args: RlhfArguments) -> None:
+    if args.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that was not written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+    # Otherwise a product that is cut along its sum adds the parts in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def _check_threads(args: RlhfArguments, start: Start, saved: RunState) -> None:
+    """Raises UsageError where a run that promises the same bits would go on with another number of threads."""
+    threads = torch.get_num_threads()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    exact = args.deterministic and saved.fingerprint.world_size == processes
+    if exact and saved.fingerprint.threads != threads and not args.resume_force:
+        raise UsageError(
+            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
+            f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
+        )
+
+
+def _prepare_folder(args: RlhfArguments, start: Start, saved: RunState | None) -> None:
+    """Takes out of the run's folder what came after the state that the run goes on from."""
+    truncate_logs(start.run_dir, saved.logs if saved and start.resumed else {})
+    cut_record(start.run_dir, saved.step if saved else -1)
+    set_aside_later(start.run_dir, saved.step if saved else 0)
+    if args.create_checkpoint_symlink:
+        link_checkpoints(start.run_dir, saved.outcome["best_step"] if saved else None)
+    (start.run_dir / "summary.json").unlink(missing_ok=True)
+
+
+def _tell_beginning(context: Context, plan: Plan) -> None:
+    saved = context.saved
+    processes = context.ranks.world_size
+    kind: Kind = "resumed" if context.start.resumed else "started"
+    where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
+    if saved and saved.fingerprint.world_size != processes:
+        where += f", processes: {processes} ({saved.fingerprint.world_size} before)"
+    context.tell(kind, where, total_steps=plan.total_steps)
+
+
+def _tell_end(context: Context, plan: Plan, summary: RunSummary) -> None:
+    """Says why the run ends before its last step, and how it goes on."""
+    reason = context.stop.reason
+    runtime = context.args.max_runtime
+    why = {
+        OUT_OF_TIME: f"--max_runtime {runtime} is over after step {summary.steps} of {plan.total_steps}",
+        NOT_BETTER: f"--early_stop_interval: no save since step {summary.best_step} was better",
+    }.get(reason)
+    if why is not None:
+        logger.info(why)
+        context.tell("stopping", why)
+    if reason not in (0, NOT_BETTER):
+        goes_on = "begins again: there is no checkpoint yet"
+        if list_checkpoints(context.start.run_dir):
+            goes_on = f"goes on after step {summary.steps}"
+        logger.info("the same command with --resume_from_checkpoint last %s", goes_on)
+
+
 def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell: Events) -> None:
-    """What ended the run; of the other ranks, what rank 0 knows nothing of."""
+    """Tells what ended the run; other ranks than 0 tell only what that one does not know."""
     if error is not None and (ranks.is_rank0 or not (isinstance(error, SwiftError) or lost_peer(error))):
         text = one_line(error) if isinstance(error, SwiftError) else describe(error)
         tell("failed", text if ranks.is_rank0 else f"rank {ranks.rank}: {text}", step=spans.step)
 
 
-def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
-    """Models, engine, evaluation, log and the loop over them."""
+def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]) -> Trainer:
+    """Returns the loop with all its parts: engine, rounds, evaluation, models, checkpoints, log."""
     args = context.args
     start = context.start
     ranks = context.ranks
-    watchdog = context.watchdog
+    stopwatch = context.stopwatch
     writers = setup.open_writers(context) if ranks.is_rank0 and start.replay is None else []
     backend = setup.open_policy(context)
     ends = setup.completion_ends(context, backend)
     rollouts = setup.open_rollouts(context, backend, ends, writers)
+    facts = ModelFacts(ends, rollouts.max_model_length, backend.vocab_size)
     tool_kit = open_tools(context, ends)
-    how = (context, ends, rollouts.max_model_length, tool_kit, backend.vocab_size)
-    make_turns = open_turns(*how)
-    sampling = SamplingParams(
-        max_tokens=args.max_completion_length,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        structured_outputs_regex=args.structured_outputs_regex,
-        stop=tuple(args.stop_words),
-        stop_token_ids=ends,
-    )
+    make_turns = open_turns(context, facts, tool_kit)
     turns = make_turns(rollouts, ranks)
-    stopwatch = context.stopwatch
-    run_id = _run_id(args, context.saved)
-    recorder: Recorder = Recorder()
-    if ranks.is_rank0:
-        reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
-        vocabulary = partial(vocabulary_of, context.tokenizer)
-        token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
-        shown = (args.logging_steps, args.log_completions, args.logging_first_step)
-        told = (token_writer, context.tell, start.diagnosis(start.run_dir))
-        recorder = context.cleanup.enter_context(
-            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, *told)
-        )
-
-    def on_done(count: int) -> None:
-        watchdog.progress("generation")
-        recorder.phase_advance(count)
-
-    def open_rewards(names: Sequence[str]) -> OpenRewards | None:
-        return None if data.rewards is None else partial(data.rewards.open, names=names)
-
-    sampler = RoundSampler(
-        args=args,
-        plan=plan,
-        ranks=ranks,
-        rollouts=rollouts,
-        turns=turns,
-        sampling=sampling,
-        run_id=run_id,
-        prompts=data.prompts,
-        open_rewards=open_rewards(args.reward_funcs),
-        recorder=recorder,
-        stopwatch=stopwatch,
-        progress=watchdog.progress,
-        on_done=on_done,
-    )
+    recorder = _open_recorder(context, plan)
+    sampler = _sampler(context, plan, data, rollouts, turns, ends, recorder)
     rounds: RoundSampler | PrefetchedRounds | RecordedRounds = sampler
     if start.replay is not None:
-        saved = context.saved
-        begun = (saved.rounds, saved.prompts_taken, saved.prompts_digest) if saved is not None else (0, 0, "")
-        fresh = saved is None or (saved.round is None and not start.resumed)
-        rounds = RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
+        rounds = _recorded_rounds(context, data, sampler, backend)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = make_turns if args.plays_agent else open_turns(*how)  # a stage is one round's
+        more_turns = make_turns if args.plays_agent else open_turns(context, facts, tool_kit)  # a stage is one round's
         rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):
         prompts = data.eval_prompts or [[] for _ in eval_sizes]
-        sets = eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length)
+        sets = eval_sets(args, sampler.sampling, prompts, eval_sizes, data.open_rewards, facts.max_length)
         evaluator = Evaluator(sets, sampler, args.probe_prompts if args.log_tokens != "none" else 0)
     reference = setup.open_reference(context, backend)
     critic = setup.open_critic(context, plan)
@@ -243,31 +227,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         models.append(("value_loss", "critic/", critic.backend))
     batching = choose_batching(args, backend, critic_backend)
     teacher = open_teacher(context, backend, batching)
-    frozen = [one for one in (reference, getattr(teacher, "model", None)) if one is not None]
-    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], frozen, stopwatch)
+    frozen = [model for model in (reference, getattr(teacher, "model", None)) if model is not None]
+    device = SharedDevice(args, ranks.device, rollouts, [model for *_, model in models], frozen, stopwatch)
     learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
-    moving = reference if args.sync_ref_model else None
-    saver = Saver(
-        start.run_dir,
-        backend,
-        moving,
-        tokenizer_of_run(context.tokenizer, Wording.of(args)),
-        ranks,
-        args.save_total_limit,
-        not args.save_only_model,
-        setup.quantization_of(args),
-        critic_backend,
-        watchdog.progress,
-        args.create_checkpoint_symlink,
-        setup.open_uploader(context),
-        start.own_dtype,
-        start.model_card,
-    )
-    if ranks.is_rank0 and not isinstance(args, ForecastArguments):
-        saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
-        lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
-        if lacking is not None:
-            logger.warning(lacking)
     return Trainer(
         args=args,
         plan=plan,
@@ -283,14 +245,14 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         evaluator=evaluator,
         device=device,
         checkpoints=Checkpoints(
-            saver=saver,
+            saver=_open_saver(context, plan, backend, reference, critic_backend),
             learning_rate=learning_rate,
             critic=critic,
             rollouts=rollouts,
             recorder=recorder,
             monitor=data.monitor,
             choices=data.choices,
-            run_id=run_id,
+            run_id=sampler.run_id,
             fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
         ),
         books=Bookkeeping(
@@ -307,15 +269,118 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
             max_skipped_steps=args.max_skipped_steps,
         ),
         recorder=recorder,
-        stop=stop,
-        watchdog=watchdog,
+        stop=context.stop,
+        watchdog=context.watchdog,
         spans=context.spans,
         stopwatch=stopwatch,
     )
 
 
+def _open_recorder(context: Context, plan: Plan) -> Recorder:
+    """Returns what writes the run's files, on rank 0; one that writes nothing elsewhere."""
+    args = context.args
+    run_dir = context.start.run_dir
+    if not context.ranks.is_rank0:
+        return Recorder()
+    recorder = RunRecorder(
+        run_dir,
+        RunConsole(plan.total_steps),
+        open_reporters(args.tracker_flags, run_dir, args.to_dict()),
+        args.logging_steps,
+        args.log_completions,
+        first_step=args.logging_first_step,
+        token_writer=TokenWriter(
+            run_dir / TOKENS, args.log_tokens_limit * GIB, partial(vocabulary_of, context.tokenizer)
+        ),
+        events=context.tell,
+        on_line=context.start.diagnosis(run_dir),
+    )
+    return context.cleanup.enter_context(recorder)
+
+
+def _sampler(
+    context: Context,
+    plan: Plan,
+    data: Inputs,
+    rollouts: Rollouts,
+    turns: ConversationDriver,
+    ends: tuple[int, ...],
+    recorder: Recorder,
+) -> RoundSampler:
+    """Returns what makes a round's completions and has them scored."""
+    args = context.args
+
+    def on_done(count: int) -> None:
+        context.watchdog.progress("generation")
+        recorder.phase_advance(count)
+
+    return RoundSampler(
+        args=args,
+        plan=plan,
+        ranks=context.ranks,
+        rollouts=rollouts,
+        turns=turns,
+        sampling=SamplingParams(
+            max_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            structured_outputs_regex=args.structured_outputs_regex,
+            stop=tuple(args.stop_words),
+            stop_token_ids=ends,
+        ),
+        run_id=_run_id(args, context.saved),
+        prompts=data.prompts,
+        open_rewards=data.open_rewards(args.reward_funcs),
+        recorder=recorder,
+        stopwatch=context.stopwatch,
+        progress=context.watchdog.progress,
+        on_done=on_done,
+    )
+
+
+def _recorded_rounds(context: Context, data: Inputs, sampler: RoundSampler, backend: Backend) -> RecordedRounds:
+    """Returns the rounds of the run that is replayed, after those that were trained on already."""
+    saved = context.saved
+    begun = (saved.rounds, saved.prompts_taken, saved.prompts_digest) if saved is not None else (0, 0, "")
+    fresh = saved is None or (saved.round is None and not context.start.resumed)
+    return RecordedRounds(sampler, backend, data.recorded, data.rewards, begun, fresh)
+
+
+def _open_saver(
+    context: Context, plan: Plan, backend: Backend, reference: ReferencePolicy | None, critic: Backend | None
+) -> Saver:
+    """Returns what writes checkpoints; rank 0 says where the disk has no room for them."""
+    args = context.args
+    saver = Saver(
+        context.start.run_dir,
+        backend,
+        reference if args.sync_ref_model else None,
+        tokenizer_of_run(context.tokenizer, Wording.of(args)),
+        context.ranks,
+        keep=args.save_total_limit,
+        with_state=not args.save_only_model,
+        quantization=setup.quantization_of(args),
+        critic=critic,
+        progress=context.watchdog.progress,
+        links=args.create_checkpoint_symlink,
+        uploader=setup.open_uploader(context),
+        own_dtype=context.start.own_dtype,
+        model_card=context.start.model_card,
+    )
+    if context.ranks.is_rank0 and not isinstance(args, ForecastArguments):
+        saves = -(-plan.total_steps // args.save_steps) if args.save_strategy == "steps" else 1
+        lacking = saver.lack_of_room(min(saves, args.save_total_limit or saves), args.optim)
+        if lacking is not None:
+            logger.warning(lacking)
+    return saver
+
+
 def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
-    """What request ids begin with. A server answers a known id from memory, so there each start has a new one."""
+    """Returns what request ids begin with. A server answers a known id from memory, so there each start has a new
+    one."""
     if saved is not None and not args.use_vllm:
         return saved.run_id
     if args.deterministic:

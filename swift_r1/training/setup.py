@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig, from_flags
-from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
@@ -56,7 +56,7 @@ logger = logging.getLogger("swift_r1.training")
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins."""
+    """Says how a run begins."""
 
     run_dir: Path  # its folder
     # in it, or of the run that is replayed, to go on from; None to begin at the beginning, whatever the logs hold
@@ -78,6 +78,18 @@ class Start:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """Facts about the policy that leading a conversation takes.
+
+    Example: `ModelFacts(ends=(151643, 151645), max_length=4096, vocab_size=151936)`
+    """
+
+    ends: tuple[int, ...]  # tokens that end a completion
+    max_length: int | None  # tokens that a prompt and its completion may have in the engine
+    vocab_size: int
+
+
+@dataclass(frozen=True)
 class Context:
     """What all parts of a training process are made from."""
 
@@ -95,8 +107,8 @@ class Context:
 
 
 def open_policy(context: Context) -> Backend:
-    """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
-    trained as the flags say."""
+    """Returns the policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen
+    or trained as the flags say."""
     args = context.args
     ranks = context.ranks
     lora = LoraSettings.of(args)
@@ -129,11 +141,9 @@ def open_policy(context: Context) -> Backend:
                 "rollout/logp_diff of a training pass are off by its noise",
                 args.lora_dropout,
             )
-        if args.advantage_estimator == "reinforce_plus_plus":
-            logger.info(
-                "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
-                "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
-            )
+        note = ESTIMATORS[args.advantage_estimator].note
+        if note is not None:
+            logger.info("%s", note)
         if args.repetition_penalty != 1:
             logger.info(
                 "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
@@ -141,8 +151,9 @@ def open_policy(context: Context) -> Backend:
                 args.repetition_penalty,
                 " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
             )
-        if args.loss_type == "cispo" and args.epsilon_high is None:
-            logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
+        cap = LOSSES[args.loss_type].cap
+        if cap is not None and args.epsilon_high is None:
+            logger.info("--loss_type %s caps the importance ratio at %g (--epsilon_high)", args.loss_type, cap)
     return backend
 
 
@@ -239,7 +250,7 @@ def _writer(context: Context, url: str) -> WeightWriter:
 
 
 def _held(context: Context, url: str) -> WeightWriter:
-    """With the lease, which is given back when the run ends, however it does."""
+    """Returns a writer with the lease, which is given back when the run ends, however it does."""
     writer = _writer(context, url)
     context.cleanup.callback(writer.client.close)
     context.cleanup.callback(writer.close)
@@ -248,7 +259,7 @@ def _held(context: Context, url: str) -> WeightWriter:
 
 
 def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
-    """Those of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
+    """Returns the servers of `--vllm_server_file`; none without one. Raises as `ready_servers`."""
     if args.vllm_server_file is None:
         return {}
     return ready_servers(args.vllm_server_file, args.api_key, args.vllm_server_timeout, logger.info)
@@ -257,7 +268,7 @@ def _ready_servers(args: RlhfArguments) -> dict[str, ServerInfo]:
 def open_rollouts(
     context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
 ) -> Rollouts:
-    """What generates. `writers` are of servers, on rank 0."""
+    """Returns what generates. `writers` are of servers, on rank 0."""
     args = context.args
     ranks = context.ranks
     tokenizer: Any = context.tokenizer
@@ -283,9 +294,17 @@ def open_rollouts(
             sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         else:
             sessions = _first_sessions(context, writers, expected, transport)
-        fanout = args.weight_fanout
-        told = (context.spans, context.tell, file, lambda: context.stop.signalled)
-        pool = ServerPool(sessions, timeout, transport, compare, fanout, *told)
+        pool = ServerPool(
+            sessions,
+            timeout,
+            transport,
+            compare,
+            args.weight_fanout,
+            spans=context.spans,
+            tell=context.tell,
+            source=file,
+            stopping=lambda: context.stop.signalled,
+        )
         context.cleanup.callback(pool.close)
         if file is not None:
             first = pool.first
@@ -330,7 +349,8 @@ def open_rollouts(
 def _first_sessions(
     context: Context, writers: Sequence[WeightWriter], expected: Expected, transport: str
 ) -> list[ServerSession]:
-    """With the servers of `--vllm_server_file` that are ready by now and alike; others join later, or are refused."""
+    """Returns sessions with the servers of `--vllm_server_file` that are ready by now and alike; others join later, or
+    are refused."""
     args = context.args
     known = {one.client.base_url: one for one in writers}
     sessions = list[ServerSession]()
@@ -345,7 +365,7 @@ def _first_sessions(
 
 
 def open_uploader(context: Context) -> Uploader | None:
-    """What sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
+    """Returns what sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
     args = context.args
     if not args.push_to_hub or not context.ranks.is_rank0:
         return None

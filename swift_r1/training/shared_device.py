@@ -60,7 +60,7 @@ class SharedDevice:
             self._engine.before_scoring = self._let_engine_work
 
     def to_generate(self) -> None:
-        """The engine can be asked."""
+        """Lets the engine be asked."""
         if self._shares:
             with self._stopwatch.timed("offload"):
                 self._leave([*self._weights, *self._states])
@@ -73,7 +73,7 @@ class SharedDevice:
         self._to_train(self._level)
 
     def to_save(self) -> None:
-        """As `to_train`, but the engine keeps its weights: the next round may need them."""
+        """Lets models compute, while the engine keeps its weights: the next round may need them."""
         self._to_train(min(self._level, 1))
 
     def to_publish(self) -> None:

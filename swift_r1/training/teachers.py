@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from swift_r1.algorithms import rlsd_advantages, rlsd_strength, teacher_advantages
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.flags import RlhfArguments
@@ -57,7 +56,7 @@ class CurrentPolicy:
 
 @dataclass(frozen=True)
 class Teacher:
-    """What all teachers have. `teach` is collective."""
+    """Says of a round's completions what a teacher thinks of them. `teach` is collective."""
 
     ranks: Ranks
     encoder: PromptEncoder | None  # None in a replay, which has no messages to put a hint into
@@ -72,7 +71,7 @@ class Teacher:
     def filled(
         self, micro: MicroBatch, logps: Tensor, ids: Tensor | None = None, tops: Tensor | None = None
     ) -> MicroBatch:
-        """With log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
+        """Returns a micro-batch with log-probs `[K]`, and where they are known ids and log-probs `[K, top]`."""
         taught = replace(micro, teacher_logps=micro.unflatten(logps))
         if ids is None or tops is None:
             return taught
@@ -88,7 +87,7 @@ class Teacher:
         return [known[id(one)] for one in prompts]
 
     def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """With the hint, where there is one, in the place of the last message of the user. Raises RunFailed."""
+        """Returns a prompt with the hint, if it has one, in the place of the user's last message. Raises RunFailed."""
         hint = prompt.columns.get(HINT)
         if not hint:
             return prompt.token_ids
@@ -135,8 +134,10 @@ class LocalTeacher(Teacher):
         same = batch.prompt_numbers.tolist()
         groups = groupby(samples, key=lambda one: (one // batching.group_size, same[one]) if form.shared else one)
         units = [tuple(unit) for _, unit in groups]
-        how = (form, self.ranks.device, batching.own_attention)
-        return collate(batch, units, *how, sequence=self.ranks.sequence).inputs
+        micro = collate(
+            batch, units, form, self.ranks.device, own_attention=batching.own_attention, sequence=self.ranks.sequence
+        )
+        return micro.inputs
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ class ServerTeacher(Teacher):
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
-        """Of all tokens of the completions, one after another: log-probs `[K]`, and with `top` ids and log-probs
-        `[K * top]`. Raises ServerUnreachable, RunFailed."""
+        """Returns, for all tokens of the completions one after another: log-probs `[K]`, and with `top` ids and
+        log-probs `[K * top]`. Raises ServerUnreachable, RunFailed."""
         conversations = [item.conversation for item in scored.trained]
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
         for number, one in enumerate(conversations):
@@ -217,23 +218,9 @@ class ServerTeacher(Teacher):
         return answer
 
 
-def taught_advantages(
-    args: RlhfArguments, advantages: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, step: int
-) -> tuple[Tensor, dict[str, float]]:
-    """Of a round begun after `step` optimizer steps the advantages of tokens, `[N, T]`, from those of completions; and
-    what to log."""
-    given = advantages, old_logps, teacher_logps, mask
-    if args.teaches_by == "advantage":
-        return teacher_advantages(*given, args.teacher_kl_coef), {}
-    strength = rlsd_strength(step, args.rlsd_lambda, args.rlsd_lambda_warmup_steps, args.rlsd_lambda_decay_steps)
-    clip = args.rlsd_reweight_clip_range
-    negative_only = args.rlsd_negative_only
-    found = rlsd_advantages(*given, strength=strength, clip_range=clip, negative_only=negative_only)
-    return found, {"rlsd_lambda": strength}
-
-
 def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teacher | None:
-    """None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads other tokens."""
+    """Returns the teacher; None without one. Collective. Raises UsageError: it cannot be loaded or reached, or reads
+    other tokens."""
     args = context.args
     ranks = context.ranks
     if args.teaches_by is None:

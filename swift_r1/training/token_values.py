@@ -47,12 +47,12 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
 
 
 def _place(prompt_id: str) -> float:
-    """From 0 to 1, of each prompt another."""
+    """Returns a number from 0 to 1, another for each prompt."""
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def _who(item: ScoredCompletion, step: int) -> list[dict[str, Any]]:
-    """Of each of its rows."""
+    """Returns the ids that each of its rows has."""
     conversation = item.conversation
     return [
         {
@@ -69,7 +69,7 @@ def _who(item: ScoredCompletion, step: int) -> list[dict[str, Any]]:
 
 
 class StepTokens:
-    """What the loss of an optimizer step saw and did of the tokens of the recorded completions (there must be some).
+    """Keeps what the loss of an optimizer step saw and did of the recorded completions' tokens (there must be some).
     Every rank adds its own micro-batches."""
 
     def __init__(self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool) -> None:
@@ -94,7 +94,7 @@ class StepTokens:
         self._found.append((micro.samples[rows], torch.stack([one[of_device].float() for one in known])))
 
     def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
-        """All of it, with the `advantages` of the round (`[R]`, or `[R, longest]`); on rank 0. Collective."""
+        """Returns all of it, with the `advantages` of the round (`[R]`, or `[R, longest]`); on rank 0. Collective."""
         values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
         for samples, found in self._found:
             lengths = self._batch.completion_lengths[samples]

@@ -25,7 +25,7 @@ from swift_r1.rollout.turn_engine import Limits, TurnEngine
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.openai_messages import ToolCalls
-from swift_r1.training.setup import Context
+from swift_r1.training.setup import Context, ModelFacts
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -33,8 +33,8 @@ _CLOSE_S = 30.0  # for episodes to be killed
 
 
 def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
-    """What reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known or can
-    be used, the chat template has no place for tools, or workers lack some."""
+    """Returns what reads and makes tool calls, on rank 0 of a run that does. Raises UsageError where no parser is known
+    or can be used, the chat template has no place for tools, or workers lack some."""
     args = context.args
     tokenizer = context.tokenizer
     if not args.calls_tools or context.start.replay is not None or not context.ranks.is_rank0:
@@ -55,15 +55,13 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
     return ToolKit(parser, pool, ends, corrects=args.unread_calls == "error")
 
 
-def open_turns(
-    context: Context, ends: tuple[int, ...], model_length: int | None, tool_kit: ToolKit | None, vocab_size: int
-) -> MakeTurns:
+def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) -> MakeTurns:
     """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0, or episodes of an
     agent."""
     args = context.args
     tokenizer = context.tokenizer
     if args.plays_agent and context.start.replay is None:
-        runner = open_agents(context, ends, model_length, vocab_size) if context.ranks.is_rank0 else None
+        runner = open_agents(context, facts) if context.ranks.is_rank0 else None
 
         def play(generator: Generator, ranks: Ranks) -> ConversationDriver:
             episodes = None if runner is None else Episodes(runner)
@@ -90,24 +88,40 @@ def open_turns(
         return made
 
     if context.ranks.is_rank0:
-        limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
+        limits = Limits(
+            facts.max_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature
+        )
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        last_message_only = args.loss_scale == "last_round"
-        how = (make_scheduler, encoder, ends, limits, last_message_only)
-        stage = Stage(name, args.multi_turn_timeout, *how, tool_kit.pool.worked if tool_kit else lambda: 0.0)
+        stage = Stage(
+            name,
+            args.multi_turn_timeout,
+            make_scheduler,
+            encoder,
+            facts.ends,
+            limits,
+            args.loss_scale == "last_round",
+            tool_kit.pool.worked if tool_kit else lambda: 0.0,
+        )
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 
 
-def open_agents(context: Context, ends: tuple[int, ...], model_length: int | None, vocab_size: int) -> AgentRunner:
-    """What runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
+def open_agents(context: Context, facts: ModelFacts) -> AgentRunner:
+    """Returns what runs episodes, on rank 0. Raises UsageError where plugins fail in the process of episodes."""
     args = context.args
     wording = Wording.of(context.args)
     prompts = PromptTokenizer(tokenizer_of_run(context.tokenizer, wording))
     tool_calls = ToolCalls(args.tool_call_parser, prompts.tokenizer)
     logger.info("%s", tool_calls.said())
-    longest = model_length or sys.maxsize
-    model = AgentModel(prompts, tool_calls, longest, vocab_size, ends, tuple(args.stop_words), bool(args.use_vllm))
+    model = AgentModel(
+        prompts,
+        tool_calls,
+        facts.max_length or sys.maxsize,
+        facts.vocab_size,
+        facts.ends,
+        tuple(args.stop_words),
+        bool(args.use_vllm),
+    )
     gateway = AgentGateway(model)
     context.cleanup.callback(gateway.close)
     plugins = list(args.external_plugins)

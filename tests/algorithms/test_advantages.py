@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.algorithms import group_advantages, groups_without_signal, rewards_less_kl, turn_advantages
-from swift_r1.algorithms.advantages import Estimator, ScaleRewards
+from swift_r1.algorithms.advantages import ScaleRewards
+from swift_r1.algorithms.methods import ESTIMATORS
 
 NAN = float("nan")
 
@@ -72,8 +73,8 @@ rewards_and_groups = st.integers(1, 6).flatmap(
 
 
 @settings(max_examples=300, deadline=None)
-@given(rewards_and_groups, st.sampled_from(get_args(Estimator)), st.sampled_from(get_args(ScaleRewards)))
-def test_equals_the_formula(case: tuple[list[float], int], estimator: Estimator, scale: ScaleRewards) -> None:
+@given(rewards_and_groups, st.sampled_from(list(ESTIMATORS)), st.sampled_from(get_args(ScaleRewards)))
+def test_equals_the_formula(case: tuple[list[float], int], estimator: str, scale: ScaleRewards) -> None:
     rewards, n = case
     expected = loop_advantages(rewards, n, estimator, scale)
     double = group_advantages(torch.tensor(rewards, dtype=torch.float64), n, estimator=estimator, scale_rewards=scale)
@@ -89,12 +90,12 @@ def test_equals_the_formula(case: tuple[list[float], int], estimator: Estimator,
 @given(
     st.floats(-100, 100, width=32),
     st.integers(1, 9),
-    st.sampled_from(get_args(Estimator)),
+    st.sampled_from(list(ESTIMATORS)),
     st.sampled_from(get_args(ScaleRewards)),
     st.sampled_from([torch.float32, torch.float64]),
 )
 def test_equal_rewards_give_exact_zeros(
-    value: float, n: int, estimator: Estimator, scale: ScaleRewards, dtype: torch.dtype
+    value: float, n: int, estimator: str, scale: ScaleRewards, dtype: torch.dtype
 ) -> None:
     rewards = torch.full((2 * n,), value, dtype=dtype)
     assert group_advantages(rewards, n, estimator=estimator, scale_rewards=scale).count_nonzero() == 0
@@ -123,8 +124,8 @@ def test_worked_by_hand() -> None:
         assert advantages.tolist() == pytest.approx([first, -first, -first, first])
 
 
-@pytest.mark.parametrize("estimator", get_args(Estimator))
-def test_an_invalid_reward_changes_no_other(estimator: Estimator) -> None:
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_an_invalid_reward_changes_no_other(estimator: str) -> None:
     with_invalid = group_advantages(torch.tensor([1.0, NAN, 0.0, 2.0, float("inf"), 5.0]), 6, estimator=estimator)
     without = group_advantages(torch.tensor([1.0, 0.0, 2.0, 5.0]), 4, estimator=estimator)
     assert with_invalid.tolist() == [without[0], 0, without[1], without[2], 0, without[3]]
@@ -158,7 +159,7 @@ def test_bfloat16_and_gradient() -> None:
         (torch.zeros(4), 0, {}, "num_generations 0"),
         (torch.zeros(4, dtype=torch.long), 2, {}, "rewards must be a float tensor"),
         (torch.zeros(2, 2), 2, {}, "rewards must be a float tensor"),
-        (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, rloo"),
+        (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, "),
         (torch.zeros(4), 2, {"scale_rewards": "std"}, "scale_rewards must be one of group, batch, none"),
     ],
 )

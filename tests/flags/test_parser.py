@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_r1.algorithms.methods import LOSSES
 from swift_r1.cli.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, RolloutArguments, make_plan, parse_arguments
@@ -111,7 +112,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--max_steps", "1.5"], "--max_steps must be a whole number, not '1.5'"),
         (["--learning_rate", "nan"], "--learning_rate must be a finite number, not 'nan'"),
         (["--use_vllm", "maybe"], "--use_vllm must be true or false, not 'maybe'"),
-        (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, fipo, real, not"),
+        (["--loss_type", "ppo"], f"--loss_type must be one of {', '.join(LOSSES)}, not"),
         (["--columns", "[1]"], "--columns must be a JSON object like '{\"a\": 1}', not '[1]'"),
         (["--seed"], "--seed needs a value"),
         (["--system", "a\udcff"], "--system is not valid UTF-8"),

@@ -33,8 +33,8 @@ def test_the_example_computes_what_its_comments_say(tmp_path: Path) -> None:
 
 
 def test_the_functions_are_where_the_page_says() -> None:
-    places = re.findall(r"((?:`\w+`(?: and )?)+) in `(\w+)\.py`", PAGE)
+    places = re.findall(r"((?:`\w+`(?: and )?)+) in `([\w/]+)\.py`", PAGE)
     assert len(places) >= 7
     for functions, module in places:
-        there = importlib.import_module(f"swift_r1.algorithms.{module}")
+        there = importlib.import_module(f"swift_r1.algorithms.{module.replace('/', '.')}")
         assert all(callable(getattr(there, name)) for name in re.findall(r"`(\w+)`", functions)), (functions, module)

@@ -71,7 +71,8 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
     split = split_round(batch, 1, batching, ranks)
     moved = config.loss_type in ("fipo", "real")
-    steps = before_training(split, backend, reference, 0.9, old_policy=moved or needs_old_policy(config, 1))
+    asked = RlhfArguments(kl_in_reward=config.kl_in_reward, top_entropy_quantile=config.top_entropy_quantile)
+    steps = before_training(split, backend, reference, 0.9, old_policy=moved or needs_old_policy(asked, 1))
     if moved:
         steps = [[drifted(micro) for micro in steps[0]]]
     advantages = rewards_after_kl(batch, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
@@ -107,7 +108,7 @@ class Ppo:
             self.policy,
             self.reference,
             self.args.temperature,
-            old_policy=self.config.kl_coef > 0 or needs_old_policy(self.loss, self.updates),
+            old_policy=needs_old_policy(self.args, self.updates),
             critic=self.critic,
         )
 

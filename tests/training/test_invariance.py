@@ -249,10 +249,10 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
 
 
 def test_an_extra_forward_pass_only_where_something_needs_it():
-    assert not needs_old_policy(LossConfig(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1)
-    assert needs_old_policy(LossConfig(), 2)
-    assert needs_old_policy(LossConfig(beta=0.1, kl_in_reward=True), 1)
-    assert needs_old_policy(LossConfig(top_entropy_quantile=0.9), 1)
+    assert not needs_old_policy(RlhfArguments(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1)
+    assert needs_old_policy(RlhfArguments(), 2)
+    assert needs_old_policy(RlhfArguments(beta=0.1, kl_in_reward=True), 1)
+    assert needs_old_policy(RlhfArguments(top_entropy_quantile=0.9), 1)
 
 
 def test_adapters_off_is_the_model_as_loaded_and_merged_is_the_policy(backends, tiny_model):

@@ -1,6 +1,19 @@
 """Rewards, the loss and what it does to the policy."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from swift_r1.algorithms.method import Distillation, Loss
+from swift_r1.algorithms.methods import DISTILLATIONS, LOSSES
 from swift_r1.record.glossary.metric import Metric as M
+
+
+def _of_methods(methods: Iterable[Loss | Distillation]) -> Iterator[M]:
+    """Yields what single methods log, as their files declare it."""
+    for method in methods:
+        yield from (M(*logged, f"`{method.chosen_by}`") for logged in method.metrics)
+
 
 REWARDS = (
     M("reward", "mean reward of the completions: the weighted sum of the reward functions", "", "rises"),
@@ -143,15 +156,7 @@ POLICY = (
     M("ref_model_synced", "1 where the reference took over weights of the policy", "", "", "`--sync_ref_model true`"),
     M("micro_batches", "micro-batches of each rank in the step"),
     M("tokens_computed", "tokens that went through the model on all ranks: prompts, completions and padding", "tokens"),
-    M("fipo/future_kl", "discounted sum of later log ratios at a token, mean", "nats", "", "`--loss_type fipo`"),
-    M("fipo/influence_weight", "weight of a token by it, mean", "", "near 1", "`--loss_type fipo`"),
-    M(
-        "fipo/safety_keep_ratio",
-        "tokens that the safety threshold leaves alone",
-        "share",
-        "near 1",
-        "`--loss_type fipo`",
-    ),
+    *_of_methods(LOSSES.values()),
 )
 
 CRITIC = (
@@ -181,22 +186,7 @@ TEACHER = (
         "falls",
         "a teacher",
     ),
-    M(
-        "rlsd_lambda",
-        "how much the teacher weighs tokens",
-        "",
-        "as `--rlsd_lambda` says",
-        "`--advantage_reweight rlsd`",
-    ),
-    M("sdar/gate_mean", "gate of a token by the teacher's lead, mean", "", "0.5: no lead", "`--sdar_loss_coef`"),
-    M("sdar/gate_active_ratio", "tokens with a gate above 1/2", "share", "", "`--sdar_loss_coef`"),
-    M(
-        "sdar/teacher_gap_mean",
-        "the teacher's log-prob less the policy's, mean",
-        "nats",
-        "falls to 0",
-        "`--sdar_loss_coef`",
-    ),
+    *_of_methods(DISTILLATIONS.values()),
     M("chord/mu", "weight of the experts' loss", "", "as `--chord_mu_peak` and its like say", "CHORD"),
     M("chord/nll", "-log-prob of a token of the experts' answers, mean", "nats", "falls", "CHORD"),
 )

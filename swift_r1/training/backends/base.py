@@ -206,7 +206,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _scale_fields(self) -> Sequence[float]:
-        """Of `LossScale`."""
+        """Returns the fields of `LossScale`."""
 
     @abstractmethod
     def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None: ...
@@ -275,7 +275,7 @@ def weights_of(module: nn.Module) -> Iterator[Tensor]:
 
 
 def states_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """What an optimizer remembers of its parameters, except single numbers."""
+    """Returns what an optimizer remembers of its parameters, except single numbers."""
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
 

@@ -88,7 +88,7 @@ class DdpBackend(LocalBackend):
             self._send()
 
     def _send(self, everything: bool = False) -> None:
-        """All buckets that are complete, in the same order on every rank."""
+        """Sends all buckets that are complete, in the same order on every rank."""
         for bucket in self._buckets[len(self._sent) :]:
             if bucket.missing and not everything:
                 return

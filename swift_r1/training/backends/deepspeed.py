@@ -243,7 +243,7 @@ class DeepSpeedBackend(Backend):
 
 
 def _width(parameter: Tensor) -> int:
-    """How many numbers a row of the whole parameter has."""
+    """Returns how many numbers a row of the whole parameter has."""
     return whole_shape(parameter)[1:].numel()
 
 

@@ -110,7 +110,7 @@ def offloads(config: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iterator[str]:
-    """What `config` keeps in host memory already, against `--offload_model` and `--offload_optimizer`."""
+    """Tells what `config` keeps in host memory already, against `--offload_model` and `--offload_optimizer`."""
     optimizer_away, model_away = offloads(config)
     for key, flag, twice in (
         ("offload_param", "--offload_model", model and model_away),
@@ -121,7 +121,8 @@ def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iter
 
 
 def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
-    """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide; its own loss scale stays."""
+    """Returns what DeepSpeed is given: `config` (of `read_config`) with what the flags decide; its own loss scale
+    stays."""
     filled = {key: value for key, value in config.items() if key not in ("bf16", "fp16", "train_batch_size")}
     filled |= {
         # The loop makes micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.

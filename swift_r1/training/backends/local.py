@@ -115,7 +115,7 @@ class LocalBackend(Backend):
         return norm
 
     def _grad_norm(self) -> Tensor:
-        """Of all ranks' gradients."""
+        """Returns the norm of all ranks' gradients."""
         return torch.nn.utils.get_total_norm(list(self._gradients()))
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:

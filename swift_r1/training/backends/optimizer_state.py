@@ -39,7 +39,7 @@ def state_name(kind: str, parameter: str) -> str:
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Those with a gradient, tied ones once, by name."""
+    """Yields the parameters with a gradient, tied ones once, by name."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
@@ -51,7 +51,7 @@ def state_buckets(model: nn.Module, kinds: Sequence[str]) -> Iterator[list[tuple
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Which of a parameter's moments `optimizer` keeps in float32 under its own name."""
+    """Returns which of a parameter's moments `optimizer` keeps in float32 under its own name."""
     return MOMENTS if isinstance(optimizer, torch.optim.AdamW) else ()
 
 
@@ -66,7 +66,8 @@ def start_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], 
 
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Tensor:
-    """How many updates an AdamW has made, the same for all its parameters; 0 where the optimizer does not count."""
+    """Returns how many updates an AdamW has made, the same for all its parameters; 0 where the optimizer does not
+    count."""
     for state in optimizer.state.values():
         if "step" in state:
             return torch.as_tensor(state["step"], dtype=torch.float32).detach().to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""Where a run is: in the loop, into a checkpoint and back; also in the middle of a round."""
+"""The state of a run: in the loop, into a checkpoint and back; also in the middle of a round."""
 
 from __future__ import annotations
 
@@ -90,7 +90,12 @@ def _mean(metrics: Mapping[str, float], name: str) -> float | None:
 
 @dataclass(slots=True)
 class OpenRound:
-    """A scored round, and how much of it is trained."""
+    """A scored round, and how much of it is trained.
+
+    Example: after the first of two optimizer steps, on 8 completions each, one pass of two over a round of 16:
+        batch of 16, steps `[[micro, micro], [micro, micro]]`, advantages of 16 rows, metrics `{"reward": 0.4, ...}`,
+        seconds `{"generate": 1.5, ...}`, done 1
+    """
 
     batch: RoundBatch
     steps: Sequence[Sequence[MicroBatch]]  # this rank's micro-batches of each optimizer step of one pass
@@ -109,13 +114,13 @@ class OpenRound:
         return self.batch.rows(range(first, first + size))
 
     def tokens(self) -> StepTokens | None:
-        """To be filled in the coming step; None where none of its completions is recorded."""
+        """Returns what the coming step fills; None where none of its completions is recorded."""
         recorded = [one for one in self.recorded if one["sample"] in self.samples]
         return StepTokens(recorded, self.batch, self.steps[0][0].ref_logps is not None) if recorded else None
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
-        """All that a checkpoint holds of the round, on rank 0; empty elsewhere. What is known of tokens is in the order
-        of the completions, whichever rank has them. Collective."""
+        """Returns all that a checkpoint holds of the round, on rank 0; empty elsewhere. What is known of tokens is in
+        the order of the completions, whichever rank has them. Collective."""
         micros = [micro for step in self.steps for micro in step]
         samples = ranks.gather_data(torch.cat([micro.samples for micro in micros]))
         saved: dict[str, Tensor] = {}
@@ -152,7 +157,7 @@ class OpenRound:
 
 @dataclass(slots=True)
 class RunProgress:
-    """How far a run is."""
+    """Says how far a run is."""
 
     summary: RunSummary = field(default_factory=RunSummary)
     rounds: int = 0  # rounds begun

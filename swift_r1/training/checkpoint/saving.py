@@ -218,7 +218,7 @@ class Saver:
         (folder / "README.md").write_text(card, encoding="utf-8")
 
     def _state(self) -> Iterator[tuple[str, Iterator[StateBucket]]]:
-        """What only a resumed run needs, by kind."""
+        """Yields what only a resumed run needs, by kind."""
         if self.with_state:
             if self.reference is not None:
                 yield REFERENCE, self.reference.weight_buckets()
@@ -233,7 +233,7 @@ class Saver:
             del item  # before the next is gathered
 
     def _concluded(self, draft: Draft, best_step: int | None) -> str | None:
-        """Why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""
+        """Says why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""
         own = json.dumps([draft.fault, draft.hashed]).encode()
         everyones = self.ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
         if everyones is None:

@@ -31,7 +31,7 @@ _BY_HAND = {"hf": "hf upload {repo} {folder} .", "ms": "modelscope upload {repo}
 
 @dataclass(frozen=True)
 class HubFlags:
-    """Where to and when (`--hub_...`)."""
+    """The flags `--hub_...`: where checkpoints are sent, and when."""
 
     hub: Hub
     repo: str
@@ -41,7 +41,8 @@ class HubFlags:
 
 
 class Uploader:
-    """Of a run, on rank 0. One checkpoint at a time; while one is sent, later ones are left out, but for the last."""
+    """Sends a run's checkpoints, on rank 0. One at a time; while one is sent, later ones are left out, but for the
+    last."""
 
     def __init__(self, flags: HubFlags, progress: Callable[[str], None] = lambda _doing: None) -> None:
         self.flags = flags

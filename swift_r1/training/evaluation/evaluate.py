@@ -177,7 +177,7 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
 
 
 def _tasks(args: RlhfArguments) -> Sequence[EvalTask]:
-    """Those of `--eval_datasets`, where something is evaluated."""
+    """Returns the tasks of `--eval_datasets`, where something is evaluated."""
     return args.eval_tasks() if args.evaluates else ()
 
 

@@ -136,7 +136,7 @@ def unfit_rewards(questions: Questions, rewards: Sequence[str], args: Any) -> li
 
 
 def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
-    """How many of the questions are among the training rows: the user's text, without the instruction."""
+    """Returns how many of the questions are among the training rows: the user's text, without the instruction."""
 
     def asked(row: Row, instruction: str = "") -> str:
         return " ".join(row["messages"][-1]["content"].removesuffix(instruction).split())

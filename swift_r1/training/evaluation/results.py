@@ -26,7 +26,7 @@ from swift_r1.training.evaluation.statistics import (
 
 
 class AnswerRule(NamedTuple):
-    """How to read a completion's answer in a normal form (None without one), and to compare two of these."""
+    """Knows how to read a completion's answer in a normal form (None without one), and to compare two of these."""
 
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
@@ -57,7 +57,7 @@ class Graded:
 
 
 def graded_of(row: Mapping[str, Any]) -> Graded:
-    """What the figures need of a row of `completions.jsonl`."""
+    """Returns what the figures need of a row of `completions.jsonl`."""
     return Graded(row["prompt_id"], row["reward"], row["answer"], row["tokens"], row["finish_reason"] == "length")
 
 

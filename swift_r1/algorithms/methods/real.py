@@ -10,12 +10,37 @@ that of -s * A with the A of `real_advantages`, from the scores of the whole opt
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swift_r1.algorithms.method import Loss, TokenLoss, nowhere, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swift_r1.algorithms.config import LossConfig
+
+
+@dataclass(frozen=True)
+class RealSettings:
+    """The flags of REAL."""
+
+    real_tau: float = setting(0.5, "real: temperature; the gradient is at most 1 / it", more_than=0)
+
+
+if TYPE_CHECKING:
+
+    class _Config(LossConfig, RealSettings): ...
+
+
+def real(ratio: Tensor, logps: Tensor, advantages: Tensor, config: _Config) -> TokenLoss:
+    """-log(r) * A with the A of `real_advantages`, whose mean over completions has the gradient of REAL's loss."""
+    return TokenLoss(-ratio.log() * advantages, nowhere(ratio), nowhere(ratio))
 
 
 def reward_labels(advantages: Tensor, valid: Tensor, num_generations: int) -> Tensor:
-    """Of each completion 1 where its advantage is above 0, else -1; 0 where it is not valid, and in a group without
+    """Returns 1 for a completion whose advantage is above 0, else -1; 0 where it is not valid, and in a group without
     both. `[N]`, the groups one after another, dtype of `advantages`; `valid` is bool `[N]`."""
     positive = (advantages > 0).view(-1, num_generations)
     negative = valid.view_as(positive) & ~positive
@@ -37,11 +62,32 @@ def real_advantages(scores: Tensor, labels: Tensor, num_generations: int, tau: f
     """
     labels = labels.detach().double().view(-1, num_generations)
     logits = -labels * scores.detach().double().view_as(labels) / tau
-    advantages = torch.zeros_like(logits)
+    advantages = logits.new_zeros(logits.shape)
     total = logits.new_zeros(())
     for label in (1, -1):
-        own = logits.masked_fill(labels != label, -torch.inf)
-        log_sum = torch.logaddexp(own.logsumexp(1, keepdim=True), own.new_zeros(()))
+        own = logits.masked_fill(labels != label, -math.inf)
+        log_sum = own.logsumexp(1, keepdim=True).logaddexp(own.new_zeros(()))
         advantages += label * (own - log_sum).exp() * num_generations / tau
         total += log_sum.sum() * num_generations
     return advantages.flatten(), total
+
+
+def targets(scores: Tensor, labels: Tensor, config: _Config) -> tuple[Tensor, Tensor]:
+    """Returns what `real_advantages` gives with the settings of a run."""
+    return real_advantages(scores, labels, config.num_generations, config.real_tau)
+
+
+METHODS = (
+    Loss(
+        name="real",
+        function=real,
+        mean_over="completions",
+        settings=RealSettings,
+        labels=reward_labels,
+        targets=targets,
+        ignores={
+            "scale_rewards": "only the sign of advantages counts",
+            "importance_sampling_level": "it has the sequence's mean",
+        },
+    ),
+)

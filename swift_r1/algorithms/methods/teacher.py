@@ -6,8 +6,12 @@ eq. 1), "On-Policy Distillation" (Thinking Machines Lab, 2025).
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.algorithms.method import Distillation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_TAIL = 1e-5
 """A tail of less probability counts as this much: one less a sum of float32 probabilities is hardly known better."""
@@ -26,6 +30,8 @@ def reverse_kl(logps: Tensor, teacher_logps: Tensor) -> Tensor:
     Returns:
         `[*]`, nats; at least float32. Without the rounding of the tail never negative.
     """
+    import torch
+
     dtype = torch.promote_types(logps.dtype, torch.float32)
     known = teacher_logps.isfinite()
     log_q = teacher_logps.detach().to(dtype).masked_fill(~known, 0.0)
@@ -56,6 +62,39 @@ def teacher_advantages(
     if not (old_logps.shape == teacher_logps.shape == mask.shape and advantages.shape == mask.shape[:1]):
         shapes = [tuple(one.shape) for one in (advantages, old_logps, teacher_logps, mask)]
         raise ValueError(f"advantages, old_logps, teacher_logps, mask must be [N] and three times [N, T], got {shapes}")
+    import torch
+
     dtype = torch.promote_types(advantages.dtype, torch.float32)
     per_token = advantages.detach().to(dtype)[:, None] + coef * (teacher_logps - old_logps).detach().to(dtype)
     return per_token.masked_fill(~mask, 0.0)
+
+
+def advantages(
+    of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: Any, step: int
+) -> tuple[Tensor, dict[str, float]]:
+    """Returns `teacher_advantages` with the settings of a run."""
+    return teacher_advantages(of_completions, old_logps, teacher_logps, mask, flags.teacher_kl_coef), {}
+
+
+def rewards(of_completions: Tensor, old_logps: Tensor, teacher_logps: Tensor, mask: Tensor, flags: Any) -> Tensor:
+    """Returns each reward less the KL to the teacher."""
+    from swift_r1.algorithms.kl import rewards_less_kl
+
+    return rewards_less_kl(of_completions, old_logps, teacher_logps, mask, flags.teacher_kl_coef)
+
+
+METHODS = (
+    Distillation(name="advantage", described="x {teacher_kl_coef:g} in each token's advantage", advantages=advantages),
+    Distillation(
+        name="reward",
+        described="x {teacher_kl_coef:g} in the reward",
+        flag="teacher_kl_in_reward",
+        rewards=rewards,
+    ),
+    # `reverse_kl` needs the distribution at each token, which goes with the micro-batches.
+    Distillation(
+        name="loss",
+        described="x {teacher_kl_coef:g} in the loss, over {gkd_logits_topk} tokens",
+        flag="gkd_logits_topk",
+    ),
+)
