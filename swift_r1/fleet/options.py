@@ -1,4 +1,4 @@
-"""The section of an engine in a run file, checked."""
+"""The section of a backend in a run file, checked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from swift_r1.fleet.run_file import RunFile, unknown
 _KINDS: dict[type, str] = {int: "a whole number of at least 0", str: "text", list: "a list", dict: "a mapping"}
 
 
-def read_options(run: RunFile, engine: str, known: Mapping[str, type]) -> dict[str, Any]:
-    """What the file has for an engine. Raises UsageError: keys that are not `known`, or values of another type."""
-    options = dict(run.options.get(engine, {}))
+def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[str, Any]:
+    """Returns what the file has for a backend. Raises UsageError: keys that are not `known`, or values of another
+    type."""
+    options = dict(run.options.get(backend, {}))
     faults = option_faults(options, known)
     if faults:
-        raise UsageError(*(f"{run.path}: {engine}: {fault}" for fault in faults))
+        raise UsageError(*(f"{run.path}: {backend}: {fault}" for fault in faults))
     return options
 
 
 def hosts_faults(run: RunFile, instead: str) -> list[str]:
-    """A line for each role with `hosts`, for an engine that cannot be told names."""
+    """A line for each role with `hosts`, for a backend that cannot be told names."""
     return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
 
 

@@ -1,4 +1,4 @@
-"""Which role runs on which node, with which GPUs and cores."""
+"""The placement of roles on nodes, with GPUs and cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from swift_r1.fleet.run_file import ROLLOUT, SERVERS, TRAIN, Role
 
 @dataclass(frozen=True)
 class Room:
-    """What a node has: GPUs as CUDA_VISIBLE_DEVICES names them, and cores; and the roles that it is for, if not all."""
+    """The room of a node: GPUs as CUDA_VISIBLE_DEVICES names them, and cores; and the roles that it is for, if not
+    all."""
 
     name: str
     gpus: tuple[str, ...]

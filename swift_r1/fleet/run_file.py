@@ -15,7 +15,7 @@ from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.fleet.backends import ENGINES
+from swift_r1.fleet.backends import BACKENDS
 from swift_r1.wire.urls import has_password, is_secret_name
 
 TRAIN = "train"
@@ -24,7 +24,7 @@ JUDGE = "judge"
 TEACHER = "teacher"
 SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
-_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
+_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
 _CHOSEN_VARIABLES = (
     *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
     API_KEY_VARIABLE,
@@ -63,14 +63,14 @@ class Role:
 
 @dataclass(frozen=True)
 class RunFile:
-    """What the file says, checked.
+    """The content of the file, checked.
 
     Attributes:
         rlhf: flags of `swift rlhf` under their own names, without addresses.
         rollout: flags of `swift rollout` for the role of that name, model and dtype included.
         servers: the same for `judge` and `teacher`, where there are such roles.
         roles: by name; `train` is always there.
-        options: of each engine that has a section.
+        options: of each backend that has a section.
         environ: variables of every process that is started; None: with the value that they have here.
         args: `rlhf` as `swift rlhf` will read it, with addresses that stand for those of the servers.
     """
@@ -85,7 +85,7 @@ class RunFile:
     args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
 
     def server_flags(self, role: str) -> Mapping[str, Any]:
-        """Of `swift rollout` for the replicas of a role."""
+        """Returns the flags of `swift rollout` for the replicas of a role."""
         return self.rollout if role == ROLLOUT else self.servers[role]
 
 
@@ -120,7 +120,7 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     environ = _environ(sections["environ"], faults)
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
-    options = {name: sections[name] for name in ENGINES if name in content}
+    options = {name: sections[name] for name in BACKENDS if name in content}
     return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
 
 
@@ -242,7 +242,8 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
 
 
 def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the flags' own names: an alias in the file and a name on the command line are the same flag."""
+    """Returns the flags under their own names: an alias in the file and a name on the command line are the same
+    flag."""
     known = spellings(cls)
     found = dict[str, Any]()
     for written, value in values.items():

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
+from swift_r1.fleet.backend import ClusterBackend
 from swift_r1.fleet.commands import rank_variables, server_words, train_words
-from swift_r1.fleet.engine import ClusterBackend
 from swift_r1.fleet.options import hosts_faults, read_options
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile
 
@@ -50,7 +50,7 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     return EXIT_OK
 
 
-def open_engine(run: RunFile, silence_s: float) -> ClusterBackend:
+def open_backend(run: RunFile, silence_s: float) -> ClusterBackend:
     raise AssertionError("hand_over always has an answer")
 
 

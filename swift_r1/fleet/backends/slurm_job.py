@@ -100,7 +100,8 @@ def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
 
 
 def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
-    """What `sbatch` is given. The driver takes the place of the shell, so that the warning reaches it.
+    """Returns the script that `sbatch` is given. The driver takes the place of the shell, so that the warning reaches
+    it.
 
     Args:
         words: those after `swift launch`.
@@ -136,7 +137,7 @@ def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
 
 
 def _replicas_on(train: Role, role: Role) -> int:
-    """How many of a server's replicas fit on a node like those that train; 0: it needs another kind."""
+    """Returns how many of a server's replicas fit on a node like those that train; 0: it needs another kind."""
     if train.gpus or role.gpus:
         return train.gpus // role.gpus if role.gpus else 0
     if train.cpus and role.cpus:
@@ -155,7 +156,7 @@ def _gpus(of: str, count: int) -> Iterator[str]:
 
 
 def _cpus(count: int | None) -> tuple[str, ...]:
-    """Without a number all of the node's: Slurm's own default is one."""
+    """Returns the words for so many cores; without a number all of the node's: Slurm's own default is one."""
     return (f"--cpus-per-task={count}",) if count else ("--exclusive",)
 
 

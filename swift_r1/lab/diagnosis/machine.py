@@ -47,7 +47,7 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
 
 
 def _slow(past: Past, rounds: int, what: str) -> tuple[int, float] | None:
-    """Which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
+    """Returns which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
     times = past.last(f"time/{what}_slowdown", rounds)
     numbers = past.last(f"time/slowest_{what}", rounds)
     if not times or min(times) < SLOWER or len(set(numbers)) != 1 or not numbers[0].is_integer():

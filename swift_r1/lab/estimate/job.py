@@ -1,4 +1,4 @@
-"""From flags, a run file or a recorded run to what is estimated."""
+"""The job that is estimated, from flags, a run file or a recorded run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def job_of(
     lengths: AverageLengths | None = None,
     run_file: RunFile | None = None,
 ) -> Job:
-    """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
+    """Returns the job that the flags ask for; `lengths` were measured. Raises UsageError: a config cannot be read."""
     known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
     completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
     known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
@@ -213,8 +213,8 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
 
 
 def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
-    """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
-    prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
+    """Returns the lengths of a run's completions and prompts. A prompt's are those of the tokens that training computed
+    in addition: prompts of groups or of completions, whichever is nearer to the prompts' text."""
     lines = recorded_lines(folder)
     completion = fmean(line["completions/mean_length"] for line in lines)
     once = round_of(args, AverageLengths(1.0, completion))

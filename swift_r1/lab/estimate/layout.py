@@ -60,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a layout comes to.
+    """The figures of a layout.
 
     Attributes:
         phases: seconds of a round.
@@ -173,8 +173,8 @@ def _generate(job: Job, chip: Chip, replicas: int, server: ServerRoofline, overl
 
 
 def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
-    """How a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down a tree
-    of servers."""
+    """Returns how a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down
+    a tree of servers."""
     asked = job.args.weight_transport
     one_machine = layout.devices <= job.per_node
     transport = asked if asked != "auto" else "shm" if one_machine or layout.mode == "colocate" else "http"

@@ -1,4 +1,4 @@
-"""What a model costs, from its config.json alone: without torch, in milliseconds."""
+"""The costs of a model, from its config.json alone: without torch, in milliseconds."""
 
 from __future__ import annotations
 
@@ -79,9 +79,8 @@ class Model:
 
 
 def model_of(path: str) -> Model:
-    """Of a model folder with a config.json (weights are not needed), of such a file, or of a hub id whose config was
-    downloaded before. Raises UsageError: there is
-    none, or it is of no model."""
+    """Reads a model folder with a config.json (weights are not needed), such a file, or a hub id whose config was
+    downloaded before. Raises UsageError: there is none, or it is of no model."""
     folder = Path(path).expanduser()
     file = folder if folder.is_file() else folder / "config.json"
     if not folder.exists() and is_hub_id(path):
@@ -109,7 +108,7 @@ def model_of(path: str) -> Model:
 
 
 def from_config(config: Mapping[str, Any]) -> Model:
-    """Of a config of one of the `FAMILIES`. KeyError: a size is missing."""
+    """Returns the model of a config of one of the `FAMILIES`. Raises KeyError: a size is missing."""
     layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
     heads = config["num_attention_heads"]
     weights: list[tuple[str, int]] = [("model.embed_tokens.weight", vocabulary * hidden)]

@@ -147,9 +147,9 @@ def bus(chip: Chip, trainer: TrainerRoofline, use: Efficiency) -> float:
 
 
 def exchanged_bytes(model: Model, trainer: TrainerRoofline) -> float:
-    """Of one rank in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their size); ZeRO-2: their
-    scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward of each micro-batch,
-    and the gradients' scatter."""
+    """Returns what one rank exchanges in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their
+    size); ZeRO-2: their scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward
+    of each micro-batch, and the gradients' scatter."""
     if trainer.ranks == 1:
         return 0.0
     share = (trainer.ranks - 1) / trainer.ranks * trainer.width
@@ -168,8 +168,8 @@ def logprob_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Eff
 
 
 def train_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
-    """All optimizer steps of a round. Ranks exchange while they compute, so that the slower of both counts, and a share
-    of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
+    """Returns the seconds of all optimizer steps of a round. Ranks exchange while they compute, so that the slower of
+    both counts, and a share of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
     computed = training_flops(model, round_, trainer.recomputes) * round_.iterations
     seconds = computed / (trainer.ranks * reached(model, chip, use, use.train))
     exchanged = round_.updates * exchanged_bytes(model, trainer) / bus(chip, trainer, use)

@@ -1,4 +1,4 @@
-"""What is asked, and what each role holds: trainers, replicas, judge and teacher."""
+"""The job, and the memory of each role: trainers, replicas, judge and teacher."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ServerRole:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked, whatever the layout. Hashable by identity: nothing in it changes.
+    """A run to be estimated, whatever the layout. Hashable by identity: nothing in it changes.
 
     Attributes:
         args: flags of the run, resolved.
@@ -131,7 +131,8 @@ def _trained(job: Job) -> int:
 
 @lru_cache(maxsize=4096)
 def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
-    """Of one rank, as `swift rlhf --estimate true` counts it: with batch flags that are counted for so many ranks."""
+    """Estimates the memory of one rank, as `swift rlhf --estimate true` does, with batch flags that are counted for so
+    many ranks."""
     own = max(1, -(-job.updated // ranks))
     micro = min(job.args.per_device_train_batch_size, own)
     generated = -(-job.round.completions // (micro * ranks))
@@ -183,7 +184,7 @@ def _server(
 
 
 def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
-    """Of one device of a rollout replica."""
+    """Returns the memory of one device of a rollout replica."""
     batch = at_once(server, job.round)
     most = f", at most {server.most} (--vllm_max_num_seqs)" if batch >= server.most else ""
     parts = _parts(job, job.model, server)
@@ -191,7 +192,7 @@ def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
 
 
 def other_memory(job: Job, role: ServerRole) -> RoleMemory:
-    """Of one device of a judge or teacher."""
+    """Returns the memory of one device of a judge or teacher."""
     server = other_server(job, role)
     room = job.chip.memory * (1 if server.cache_tokens else job.share)
     return RoleMemory(role.name, _parts(job, role.model, server), room)

@@ -76,7 +76,7 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
 
 
 def assumptions(job: Job) -> list[str]:
-    """What the figures rest on."""
+    """Returns the assumptions of the figures, a line each."""
     round_ = job.round
     chip = job.chip
     use = job.use
@@ -113,7 +113,7 @@ def assumptions(job: Job) -> list[str]:
 
 
 def to_json(job: Job, given: Estimate | None, split: Split | None) -> dict[str, Any]:
-    """All of it."""
+    """Returns all of an estimate as JSON."""
     return {
         "chip": asdict(job.chip),
         "round": asdict(job.round),

@@ -14,7 +14,7 @@ _STAGES = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was found: the best of each, in ascending seconds; `why_not` where nothing fits."""
+    """The best layouts, in ascending seconds; `why_not` if nothing fits."""
 
     best: tuple[Estimate, ...]
     tried: int
@@ -41,7 +41,7 @@ def best_split(job: Job, gpus: int, most: int = 5) -> Split:
 
 
 def layouts(job: Job, gpus: int) -> Iterator[Layout]:
-    """All that are tried."""
+    """Yields all layouts that are tried."""
     sizes = _tensor_parallel(job, gpus)
     for ranks in _rank_counts(job, gpus):
         stages = (

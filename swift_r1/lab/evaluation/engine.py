@@ -96,7 +96,7 @@ def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: 
 
 
 def model_sha256(model: str) -> str:
-    """Of the names and contents of a model's own files, in order; of adapters, those of the base model too."""
+    """Hashes the names and contents of a model's own files, in order; with adapters, those of the base model too."""
     folder = Path(model).expanduser()
     if not folder.is_dir():  # an id, which the check of `--model` has put into the hub's cache
         from huggingface_hub import snapshot_download
@@ -150,7 +150,7 @@ class InProcessEngine(EvalEngine):
         check_engine(self._engine)
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
-        """In order, as many questions of one task at once as the batch size holds."""
+        """Answers the questions in order, as many of one task at once as the batch size holds."""
         assert self._engine is not None
         parts: list[list[BenchmarkQuestion]] = []
         for one in questions:

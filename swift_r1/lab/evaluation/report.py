@@ -1,4 +1,4 @@
-"""What an evaluation says at its end (`report.json`, a table), and `swift eval --compare RUN_A RUN_B`."""
+"""The report of an evaluation (`report.json`, a table), and `swift eval --compare RUN_A RUN_B`."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Compared:
 
 
 def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
-    """Of each benchmark that both runs have, and of their mean where these are several. Raises UsageError: a folder
-    holds no finished evaluation, they share no benchmark, or a benchmark has other questions."""
+    """Compares two runs on each benchmark that both have, and on the mean where there are several. Raises UsageError: a
+    folder holds no finished evaluation, they share no benchmark, or a benchmark has other questions."""
     runs = [_read(first), _read(second)]
     shared = [name for name in runs[0] if name in runs[1]]
     if not shared:
@@ -149,7 +149,7 @@ def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:
-    """Of each benchmark the hash of its questions and its figures."""
+    """Returns the hash of the questions and the figures of each benchmark."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

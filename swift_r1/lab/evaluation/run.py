@@ -115,7 +115,7 @@ def _answer(
 
 
 def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> Iterator[list[_Answered]]:
-    """What the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
+    """Yields what the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
@@ -145,7 +145,7 @@ def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> It
 
 
 def _weight_versions(store: CompletionStore) -> list[int]:
-    """Those that wrote completions; several are reported."""
+    """Returns the weight versions that wrote completions; reports several."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
         say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}", "eval")
@@ -153,7 +153,7 @@ def _weight_versions(store: CompletionStore) -> list[int]:
 
 
 def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine) -> dict[str, Any]:
-    """What the completions depend on; a folder is continued only with the same."""
+    """Returns what the completions depend on; a folder is continued only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
         "model_sha256": None if args.is_url else model_sha256(args.model),

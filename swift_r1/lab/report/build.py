@@ -132,7 +132,7 @@ def _state(run: Opened) -> str:
 
 
 def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
-    """What is wrong with each run, as `swift why` says it."""
+    """Returns a table of what is wrong with each run, as `swift why` says it."""
     rows = [
         [run.folder.name, one.name, f"{one.steps[0]} to {one.steps[1]}", one.evidence, one.advice]
         for run in runs
@@ -172,7 +172,8 @@ def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
 
 
 def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    """Of each benchmark; a run alone has its intervals, several seeds a band from the lowest to the highest."""
+    """Draws the accuracy on each benchmark; a run alone has its intervals, several seeds a band from the lowest to the
+    highest."""
     found = []
     for benchmark in sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()}):
         drawn = []
@@ -207,7 +208,7 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
 
 
 def _of_each(groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]) -> list[Block]:
-    """Of the first run of each group, under its name where there are several."""
+    """Returns the blocks of the first run of each group, under its name where there are several."""
     found: list[Block] = []
     for group in groups.values():
         own = blocks(group[0])

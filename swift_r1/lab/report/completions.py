@@ -1,4 +1,4 @@
-"""What completions show: why they fail, how the same prompts were answered over time, the best and the worst."""
+"""The completions in a report: why they fail, how the same prompts were answered over time, the best and the worst."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def over_time(name: str, completions: CompletionTable) -> list[Figure]:
 
 
 def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
-    """Of the numbers that `rows` have of each kind; neighbours together, so that at most `_POINTS` are left."""
+    """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
+    are left."""
     each = -(-len(rows) // _POINTS) or 1
     parts = [rows[place : place + each] for place in range(0, len(rows), each)]
     sums = {kind: [float(sum(row[kind] for row in part)) for part in parts] for kind in labels}
@@ -93,8 +94,8 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
 
 
 def spoken(row: Mapping[str, Any]) -> str:
-    """What followed the prompt: the completion, or of several turns a line for each message from the model's first one
-    on, with the tools that it calls."""
+    """Returns what followed the prompt: the completion, or of several turns a line for each message from the model's
+    first one on, with the tools that it calls."""
     messages = row.get("messages")
     messages = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
     first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))

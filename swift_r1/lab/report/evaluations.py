@@ -39,7 +39,7 @@ class Measured:
 
 
 def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]:
-    """What was measured, and the differences between the groups `names`; empty where nothing was evaluated."""
+    """Returns what was measured, and the differences between the groups `names`; empty if nothing was evaluated."""
     benchmarks = sorted({name for run in runs for name in run.accuracies})
     gained = [row for name in benchmarks for run in runs if (row := _gain(name, run))]
     compared = [
@@ -87,7 +87,7 @@ def mean_shares(runs: Sequence[Shares]) -> Shares:
 
 
 def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -> dict[str, Shares]:
-    """Of each of the `benchmarks`, from the rows of eval_completions.jsonl of one step."""
+    """Returns the shares of each of the `benchmarks`, from the rows of eval_completions.jsonl of one step."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         # The first reward function says what is right.

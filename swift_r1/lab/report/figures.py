@@ -120,7 +120,7 @@ def _legend(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def _plain(svg: str, title: str) -> str:
-    """Without what a page does not need, with the colours as variables, and with a title for those who hear it."""
+    """Removes what a page does not need, makes variables of the colours, and adds a title for those who hear it."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)

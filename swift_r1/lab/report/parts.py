@@ -1,4 +1,5 @@
-"""What a report and a model card say of one run: what was run, what it learned, what it cost; as far as its files say.
+"""The facts of one run in a report and a model card: what was run, what it learned, what it cost; as far as its files
+say.
 
 A model card is written while the run goes on: `until` leaves out what was logged after that step.
 """
@@ -26,7 +27,7 @@ _PHASES = ("generate", "reward", "teacher", "train", "sync")
 
 
 def facts(run: RunFolder) -> dict[str, str]:
-    """What was run, by name, without what args.json lacks."""
+    """Returns what was run, by name, without what args.json lacks."""
     args = run.args
     found = {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
     for name, form in _FACTS.items():
@@ -79,7 +80,7 @@ def training_table(log: MetricLog, until: float = math.inf) -> Table:
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, the first and the last among them."""
+    """Returns at most so many of the steps, evenly, the first and the last among them."""
     places = {round(number * (len(steps) - 1) / (most - 1)) for number in range(most)} if steps else set()
     return [steps[place] for place in sorted(places)]
 

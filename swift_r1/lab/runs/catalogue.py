@@ -277,5 +277,5 @@ OTHERS: Mapping[str, Sequence[WrittenFile]] = {
 
 
 def undescribed(paths: Sequence[str]) -> list[str]:
-    """Those of these paths in the folder of a run that have no entry."""
+    """Returns the paths in the folder of a run that have no entry."""
     return sorted(path for path in paths if not any(one.pattern.fullmatch(path) for one in RUN))

@@ -80,7 +80,7 @@ class LaneRows:
         self._kinds.append(self.names.index(name))
 
     def _sort(self) -> None:
-        """What a clock that was set back has mixed up."""
+        """Orders what a clock that was set back has mixed up."""
         if not self._sorted:
             order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
             self.starts = array("d", [self.starts[index] for index in order])
@@ -101,7 +101,7 @@ class LaneRows:
         return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
 
     def seconds(self, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
-        """Of the last `steps` steps that are in the window, by step and name."""
+        """Returns the seconds of the last `steps` steps that are in the window, by step and name."""
         found: dict[int, dict[str, float]] = {}
         for index in reversed(self.between(start, end)):
             if self.steps[index] not in found and len(found) == steps:
@@ -124,7 +124,7 @@ class LaneRows:
         return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
 
     def blocks(self, start: float, end: float, cell: float) -> Iterator[SpanBlock]:
-        """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
+        """Yields what is in the window; neighbours that are shorter than `cell` seconds and begin in the same cell are
         one."""
         known = self.between(start, end)
         starts, ends, kinds = self._in(known)

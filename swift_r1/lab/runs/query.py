@@ -1,4 +1,4 @@
-"""What completions are asked for, as SQL. Values are always parameters; a column of the file is a parameter too."""
+"""A query of completions, as SQL. Values are always parameters; a column of the file is a parameter too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
 
 @dataclass(frozen=True)
 class CompletionQuery:
-    """Which completions, in which order; without `order_by` as they stand in the file."""
+    """A choice of completions, and their order; without `order_by` as they stand in the file."""
 
     steps: tuple[int, int] | None = None  # first and last
     prompt_id: str | None = None
@@ -94,7 +94,8 @@ JUDGED_TOO = "completions JOIN judged USING (id)"
 
 
 def index_condition(query: CompletionQuery) -> Sql:
-    """What the index can tell. Raises ValueError for an unknown operator, or one that null does not have."""
+    """Returns the condition that the index can tell. Raises ValueError for an unknown operator, or one that null does
+    not have."""
     parts = [_comparison(*one) for one in query.where if is_indexed(one[0])]
     if query.steps is not None:
         parts.append(Sql("step BETWEEN ? AND ?", [*map(_bounded, query.steps)]))
@@ -107,12 +108,13 @@ def index_condition(query: CompletionQuery) -> Sql:
 
 
 def _bounded(number: int) -> int:
-    """In the 64 bits that such columns have: an address may say anything."""
+    """Cuts a number to the 64 bits that such columns have: an address may say anything."""
     return max(-(1 << 63), min((1 << 63) - 1, number))
 
 
 def line_condition(query: CompletionQuery) -> Sql | None:
-    """What the lines must be read for; None where there is nothing. Raises ValueError as `index_condition`."""
+    """Returns the condition that the lines must be read for; None if there is none. Raises ValueError for an unknown
+    operator, or one that null does not have."""
     where = all_of([_comparison(*one) for one in query.where if not is_indexed(one[0])])
     if not query.text:
         return where if where.values else None
@@ -147,7 +149,7 @@ def _number(value: Any) -> float | None:
 
 
 def order_keys(query: CompletionQuery) -> list[Sql]:
-    """What is sorted by before the place in the file. Of a column of the lines numbers come before texts."""
+    """Returns what is sorted by before the place in the file. In a column of the lines numbers come before texts."""
     if query.order_by is None:
         return []
     number = as_number(query.order_by)
@@ -155,6 +157,6 @@ def order_keys(query: CompletionQuery) -> list[Sql]:
 
 
 def order(query: CompletionQuery, keys: Sequence[str]) -> str:
-    """What follows ORDER BY, of these names or terms."""
+    """Returns what follows ORDER BY, of these names or terms."""
     direction = "DESC NULLS LAST" if query.descending else "NULLS LAST"
     return ", ".join([*(f"{key} {direction}" for key in keys), "id DESC" if query.descending and not keys else "id"])

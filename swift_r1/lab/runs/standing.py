@@ -1,4 +1,4 @@
-"""Where a run stands, in words: how far it is, how long the rest takes, what it has reached."""
+"""The standing of a run, in words: how far it is, how long the rest takes, what it has reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
 
 def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
-    """By name: `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each benchmark."""
+    """Returns by name `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each
+    benchmark."""
     total = run.plan.get("total_steps")
     done = log.last_step
     found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
@@ -34,8 +35,8 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
 
 
 def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
-    """Of training, at the pace of the last steps; None before there is one, or where the number of steps is not
-    known."""
+    """Estimates the rest of training at the pace of the last steps; None before there is one, or where the number of
+    steps is not known."""
     total = run.plan.get("total_steps")
     seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
     if not isinstance(total, int) or not seconds:

@@ -77,6 +77,6 @@ class SweepArguments(Command):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What makes it this sweep: where it is, how many run at once and what is compared may change."""
+        """Returns what makes it this sweep: where it is, how many run at once and what is compared may change."""
         specs = flag_specs(type(self))
         return {name: value for name, value in self.to_dict().items() if not specs[name].info.may_change}

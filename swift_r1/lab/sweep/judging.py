@@ -1,4 +1,4 @@
-"""Which points of a sweep are hopeless, and which is best: pure functions on the runs' metric.
+"""The judgement of a sweep's points, which are hopeless and which is best: pure functions on the runs' metric.
 
 A run's value at a step is the mean of its metric over the last steps up to it; a point's is the mean over its seeds.
 """

@@ -1,4 +1,4 @@
-"""From the file of a sweep to its runs, each with the flags that `swift rlhf` takes, checked before the first one
+"""The runs of a sweep, from its file, each with the flags that `swift rlhf` takes, checked before the first one
 starts."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NAMED_FLAG = re.compile(r"--(\w+)")
 
 @dataclass(frozen=True)
 class Point:
-    """What differs from `flags`, a name for it that a folder can have, and its place among the points."""
+    """A point of a sweep: what differs from `flags`, a name for it that a folder can have, and its place among the
+    points."""
 
     place: int
     name: str

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: its runs, and in the end its points."""
+"""The tables of a sweep: its runs, and in the end its points."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def change(sweep: Sweep, run: SweepRun) -> Text:
 
 
 def runs_table(sweep: Sweep) -> RichTable:
-    """All runs, those first that live or have failed."""
+    """Returns a table of all runs, those first that live or have failed."""
     left = sweep.seconds_left()
     rest = "" if left is None or not sweep.count("waiting", "running") else f", about {duration(left)} left"
     states: tuple[State, ...] = ("ended", "stopped", "failed", "running", "waiting")

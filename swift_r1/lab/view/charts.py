@@ -46,7 +46,7 @@ class Tick:
 
 
 def series_colour(number: int) -> str:
-    """As CSS: the palette's colour of a series, for the theme that is on."""
+    """Returns the palette's colour of a series in CSS, for the theme that is on."""
     return f"var(--series-{number % len(SERIES_LIGHT)})"
 
 
@@ -154,7 +154,7 @@ TOOLTIP: Mapping[str, Any] = {
 
 
 def axis() -> dict[str, Any]:
-    """What every axis has."""
+    """Returns the options that every axis has."""
     return {
         "axisLabel": {**_TEXT, "hideOverlap": True, ":formatter": "view.number"},
         "nameTextStyle": _TEXT,
@@ -191,7 +191,7 @@ def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
 
 
 def zoom_of(page: Page) -> tuple[float, float] | None:
-    """What `from` and `to` in the address say."""
+    """Returns the window that `from` and `to` in the address say."""
     if "from" in page.query and "to" in page.query:
         return page.number("from", 0), page.number("to", 0)
     return None
@@ -227,7 +227,7 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
 
 
 def _together(ticks: Sequence[Tick]) -> list[Tick]:
-    """Those at the same place as one."""
+    """Joins the ticks at the same place."""
     found: dict[float, Tick] = {}
     for tick in ticks:
         before = found.get(tick.x)

@@ -21,7 +21,7 @@ _NUMBERS = ("rollout_logps", "logps", "ref_logps", "ratios", "clipped", "entropi
 
 @dataclass(frozen=True, slots=True)
 class Colouring:
-    """What a colour says: `title` of the values; the kind of scale; what stands at its ends."""
+    """The meaning of a colour: `title` of the values; the kind of scale; what stands at its ends."""
 
     title: str
     kind: Literal["diverging", "sequential"]
@@ -58,7 +58,7 @@ class Scale:
 
 
 def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
-    """What `colour` (a key of `COLOURINGS`) is the colour of, one value a token; None where the record has no such
+    """Returns the values that `colour` (a key of `COLOURINGS`) shows, one a token; None if the record has no such
     column."""
     if colour == "logp_diff":
         ours = row.get("logps")
@@ -117,7 +117,7 @@ def _blocks(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]
 
 
 def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
-    """What the page says of a token under the pointer: a list for each column that the record has, one entry a
+    """Returns what the page says of a token under the pointer: a list for each column that the record has, one entry a
     token, to five digits."""
     columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
     ids = row.get("token_ids")

@@ -14,8 +14,8 @@ _CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<operator><=|>=|!=|=|<|>|\bcon
 
 
 def read_conditions(text: str) -> list[tuple[str, str, Any]]:
-    """For `CompletionQuery.where`: `null` is None, text in double quotes is text whatever it reads like. Raises
-    UsageError for what is no condition."""
+    """Reads conditions for `CompletionQuery.where`: `null` is None, text in double quotes is text whatever it reads
+    like. Raises UsageError for what is no condition."""
     found: list[tuple[str, str, Any]] = []
     for part in _parts(text):
         match = _CONDITION.fullmatch(part)
@@ -28,7 +28,7 @@ def read_conditions(text: str) -> list[tuple[str, str, Any]]:
 
 
 def _parts(text: str) -> Sequence[str]:
-    """What stands between semicolons, except between those in double quotes."""
+    """Returns what stands between semicolons, except between those in double quotes."""
     return [part for part in re.findall(r'(?:"[^"]*"|[^;])+', text) if part.strip()]
 
 

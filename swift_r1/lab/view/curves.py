@@ -28,7 +28,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class CurveControls:
-    """What the page's controls say."""
+    """The state of the page's controls."""
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
     log: bool = False  # the y axes

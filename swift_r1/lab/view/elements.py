@@ -1,4 +1,4 @@
-"""What the pages of completions and tokens have in common."""
+"""The elements that the pages of completions and tokens have in common."""
 
 from __future__ import annotations
 

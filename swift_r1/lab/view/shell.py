@@ -1,5 +1,5 @@
-"""What every page has: the frame with runs, navigation, theme and keys; what the address says, and follows; the timer
-that looks for what a growing run has written.
+"""The frame of every page, with runs, navigation, theme and keys; what the address says, and follows; the timer that
+looks for what a growing run has written.
 
 A page is a function of `Page`, registered by `@view_page("/time", "Time", go="t")` in a module of `view/pages/`. What a
 control changes goes into the address with `page.set`, so that a link shows what its sender saw. An element with
@@ -82,7 +82,7 @@ async def in_order(work: Callable[..., T], *args: Any) -> T:
 
 
 class Latest:
-    """What one part of a page shows, read in threads; None for what was asked for again meanwhile."""
+    """The latest state of one part of a page, read in threads; None for what was asked for again meanwhile."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -238,7 +238,7 @@ def _gone() -> list[str]:
 
 
 def _page(path: str, request: Request) -> Page:
-    """What an address shows. Raises UsageError: there is no run, or none of a name in it."""
+    """Returns the page that an address shows. Raises UsageError: there is no run, or none of a name in it."""
     gone = _gone()
     runs = find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
     by_name = {run.name: run for run in runs}

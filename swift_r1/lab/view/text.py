@@ -70,7 +70,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
 
 
 def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> CompletionQuery:
-    """Which completions to show. Raises UsageError where there are none of that step or prompt."""
+    """Returns which completions to show. Raises UsageError: there are none of that step or prompt."""
     steps = table.steps()
     if step is not None and step not in steps:
         before = max((one for one in steps if one <= step), default=None)
@@ -177,7 +177,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], head: bool = Tru
 
 
 def _time(seconds: float) -> str:
-    """In this machine's time zone; nothing for a time of a damaged file."""
+    """Writes a time in this machine's time zone; nothing for a time of a damaged file."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
@@ -189,5 +189,5 @@ def _number(value: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """In one line, without anything that could act on the terminal."""
+    """Writes a text in one line, without anything that could act on the terminal."""
     return visible(" ".join(text.split()))

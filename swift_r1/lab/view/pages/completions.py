@@ -104,7 +104,7 @@ class _Completions:
         )
 
     def _columns(self, query: CompletionQuery) -> list[str]:
-        """Those that are always shown, and those that the query is about."""
+        """Returns the columns that are always shown, and those that the query is about."""
         asked = [query.order_by, *(column for column, _, _ in query.where)]
         known = self.table.columns
         own = ["step", "group", "prompt_id", "completion", "reward", *reward_columns(known), "advantage"]

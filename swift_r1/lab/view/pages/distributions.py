@@ -1,4 +1,4 @@
-"""How rewards and lengths are spread over the steps, how many groups teach something, and why completions fail."""
+"""The spread of rewards and lengths over the steps, how many groups teach something, and why completions fail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _begun(table: CompletionTable) -> None:
 
 
 def _charts(page: Page, table: CompletionTable) -> dict[str, Callable[[], dict[str, Any] | None]]:
-    """What makes a chart's options (None where there is nothing to show), by its label."""
+    """Returns what makes a chart's options (None if there is nothing to show), by its label."""
     zoom = zoom_of(page)
 
     def areas(title: str, lines: list[Line]) -> dict[str, Any]:

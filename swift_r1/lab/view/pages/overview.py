@@ -1,4 +1,4 @@
-"""What the chosen runs are, where they stand, and their curves."""
+"""The page of the chosen runs: what they are, where they stand, and their curves."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _options(
 
 
 def _meanings(names: Collection[str]) -> str:
-    """What the metrics of these names are, as HTML; families as one."""
+    """Returns what the metrics of these names are, as HTML; families as one."""
     found = dict.fromkeys(one for group in GROUPS.values() for one in group if any(map(one.pattern.fullmatch, names)))
     rows = [{"metric": one.name, "what it is": one.meaning, "unit": one.unit, "healthy": one.healthy} for one in found]
     text = _table([{name: value.replace("`", "") for name, value in row.items()} for row in rows])
@@ -193,7 +193,7 @@ def _different(runs: Sequence[RunFolder]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
-    """As HTML; with `colours`, their numbers, each row begins with that of its curves."""
+    """Returns the rows as HTML; with `colours`, their numbers, each row begins with that of its curves."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
     for number, row in enumerate(rows):
@@ -213,7 +213,7 @@ def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _facts(run: RunFolder, shown: bool) -> str:
-    """What a run is, and below it its command; as HTML."""
+    """Returns what a run is, and below it its command, as HTML."""
     found = facts(run) | {"folder": str(run.path)}
     plan = run.plan
     if plan:

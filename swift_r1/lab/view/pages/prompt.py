@@ -155,7 +155,7 @@ def mean_reward(rows: Iterable[dict[str, Any]]) -> float | None:
 
 
 def thinned(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, with the first and the last."""
+    """Returns at most so many of the steps, evenly, with the first and the last."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]

@@ -132,7 +132,7 @@ class _TimePage:
 
 
 def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock], str, str]:
-    """What to draw, and the tables."""
+    """Reads what to draw, and the tables."""
     lanes = timeline.lanes
     totals = {lane: timeline.totals(lane, start, end) for lane in lanes}
     by_step = timeline.seconds(lanes[0], start, end, _STEPS) if lanes else {}

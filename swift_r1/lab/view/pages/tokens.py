@@ -67,7 +67,7 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
 
 
 def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
-    """Of the completion that the address names. Raises UsageError: it is not recorded."""
+    """Returns the place of the completion that the address names. Raises UsageError: it is not recorded."""
     if not page.text("request"):
         return 0
     wanted = page.text("request"), page.whole("number", 0), page.whole("sequence", 0)
