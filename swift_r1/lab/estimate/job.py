@@ -19,10 +19,10 @@ from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.flags import EstimateArguments
 from swift_r1.lab.estimate.layout import Layout
 from swift_r1.lab.estimate.model import model_of
-from swift_r1.lab.estimate.roles import WIDTHS, Job, Mode, ServerRole
+from swift_r1.lab.estimate.roles import Job, Mode, ServerRole
 from swift_r1.lab.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
 from swift_r1.record.metrics import read_json_lines
-from swift_r1.training.memory import zero_of
+from swift_r1.training.memory import WIDTHS, zero_of
 from swift_r1.training.micro_batches import LEAST_SAVING
 
 PROMPT_TOKENS = 256.0

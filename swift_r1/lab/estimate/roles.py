@@ -12,15 +12,18 @@ from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.model import Model
 from swift_r1.lab.estimate.phases import ServerRoofline, TrainerRoofline, at_once
 from swift_r1.lab.estimate.work import Efficiency, Round
-from swift_r1.training.backends.fsdp_config import read_fsdp
-from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numbers, zero_of
+from swift_r1.training.memory import (
+    CONTEXT_BYTES,
+    EMBEDDED_CACHE_BYTES,
+    GIB,
+    MemoryEstimate,
+    estimate,
+    trained_numbers,
+)
 
 Mode = Literal["server", "colocate", "embedded"]
 
-WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
-_CONTEXT = 0.6 * GIB  # CUDA, and the libraries in a process
 _ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
-_EMBEDDED_CACHE = 2 * GIB  # serving/engines/transformers.py
 
 
 @dataclass(frozen=True)
@@ -143,19 +146,15 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
         steps_per_generation=generated,
         generation_batch_size=generated * micro * ranks,
     )
-    _, offload = zero_of(job.args)
-    critic = None if job.critic is None else job.critic.shape
     return estimate(
         args,
         job.model.shape,
         ranks,
-        _CONTEXT,
+        CONTEXT_BYTES,
         stage,
-        offload=offload,
         gpu=not job.chip.is_cpu,
         card=job.chip.memory,
-        critic=critic,
-        fsdp=read_fsdp(args.fsdp) if args.fsdp else None,
+        critic=None if job.critic is None else job.critic.shape,
     )
 
 
@@ -164,7 +163,7 @@ def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float
     own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
-        tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
+        tokens = EMBEDDED_CACHE_BYTES / (job.model.kv_numbers * job.cached)
         return ServerRoofline(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
     return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
 

@@ -133,33 +133,31 @@ class InProcessEngine(EvalEngine):
         dtype, self.max_model_length = config_of(args)
         self.facts = {"engine": "transformers", "engine_version": version("transformers"), "dtype": dtype}
         self._engine: TransformersEngine | None = None
-        self._ends: tuple[int, ...] = ()
 
     def start(self) -> None:
         import torch
 
-        from swift_r1.models.loading import end_tokens, load_model
+        from swift_r1.lab.folder_engine import load_folder_engine
         from swift_r1.serving.engines.checks import check_engine
-        from swift_r1.serving.engines.transformers import TransformersEngine
 
-        model = load_model(self._args.model, self._args.torch_dtype, gradient_checkpointing=False)
-        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
-        self._ends = end_tokens(model, self.tokenizer)
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
-        self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._engine = load_folder_engine(self._args.model, self.tokenizer, self._args.torch_dtype, device)
         check_engine(self._engine)
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """Answers the questions in order, as many of one task at once as the batch size holds."""
         assert self._engine is not None
         parts: list[list[BenchmarkQuestion]] = []
-        for one in questions:
-            size = max(1, self._args.per_device_eval_batch_size // one.task.num_generations)
-            if not parts or parts[-1][0].task != one.task or len(parts[-1]) == size:
+        for question in questions:
+            size = max(1, self._args.per_device_eval_batch_size // question.task.num_generations)
+            if not parts or parts[-1][0].task != question.task or len(parts[-1]) == size:
                 parts.append([])
-            parts[-1].append(one)
+            parts[-1].append(question)
+        ends = self._engine.eos.tolist()
         for part in parts:
-            requests = [rollout_request(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
+            requests = [
+                rollout_request(question, str(number), self._args, ends) for number, question in enumerate(part)
+            ]
 
             def ended(number: int, output: RolloutOutput, part: Sequence[BenchmarkQuestion] = part) -> None:
                 on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))
