@@ -24,7 +24,11 @@ def server_words(run: RunFile, role: str, address: str, port: int) -> list[str]:
 
 
 def train_words(
-    run: RunFile, urls: Mapping[str, Sequence[str]], folder: str, resume: bool, server_file: str | None = None
+    run: RunFile,
+    urls: Mapping[str, Sequence[str]],
+    folder: str,
+    resume: bool,
+    server_file: str | None = None,
 ) -> list[str]:
     """Returns the command of each node that trains, into `folder`; `urls` are the addresses of the servers of each
     role, of which those of the rollout servers may be in a file instead."""

@@ -125,7 +125,9 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
 
 
 def with_addresses(
-    rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]], server_file: str | None = None
+    rlhf: Mapping[str, Any],
+    urls: Mapping[str, Sequence[str]],
+    server_file: str | None = None,
 ) -> dict[str, Any]:
     """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
     servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""

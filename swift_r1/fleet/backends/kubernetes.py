@@ -121,7 +121,11 @@ def _job(pod: Mapping[str, Any], pods: int, failures: int) -> dict[str, Any]:
 
 
 def _pod(
-    run: RunFile, role: Role, words: Sequence[str], environ: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    run: RunFile,
+    role: Role,
+    words: Sequence[str],
+    environ: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     mount = options.get("mount", "/data")
     asked = {"nvidia.com/gpu": str(role.gpus)} if role.gpus else {}

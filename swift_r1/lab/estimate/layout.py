@@ -124,7 +124,10 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
 
 
 def _seconds(
-    job: Job, layout: Layout, trainer: TrainerRoofline, server: ServerRoofline
+    job: Job,
+    layout: Layout,
+    trainer: TrainerRoofline,
+    server: ServerRoofline,
 ) -> tuple[dict[str, float], float, bool]:
     args = job.args
     round_ = job.round

@@ -42,7 +42,12 @@ def at_once(server: ServerRoofline, round_: Round) -> float:
 
 
 def decode_seconds(
-    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, batch: float, context: float
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    batch: float,
+    context: float,
 ) -> float:
     """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
     what every step takes, and two exchanges a layer between tensor-parallel devices."""
@@ -67,7 +72,12 @@ def exchange_seconds(model: Model, chip: Chip, server: ServerRoofline, use: Effi
 
 
 def prefill_seconds(
-    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, prompts: float, tokens: float
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    prompts: float,
+    tokens: float,
 ) -> float:
     """Prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
     flops = model.forward_flops(prompts * tokens, prompts, tokens / 2)

@@ -175,7 +175,13 @@ def other_server(job: Job, role: ServerRole) -> ServerRoofline:
 
 
 def _server(
-    job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
+    job: Job,
+    model: Model,
+    devices: int,
+    width: float,
+    cache_width: float,
+    room: float,
+    cache_bytes: float | None,
 ) -> ServerRoofline:
     left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)

@@ -34,7 +34,12 @@ def show(job: Job, given: Estimate | None, split: Split | None, console: Console
             rate = f"{job.round.generated_tokens / found.step:,.0f}"
             cells = (seconds(found.phases[name]) if name in found.phases else "" for name in names)
             table.add_row(
-                str(found.layout), str(found.layout.devices), seconds(found.step), rate, *cells, found.bottleneck
+                str(found.layout),
+                str(found.layout.devices),
+                seconds(found.step),
+                rate,
+                *cells,
+                found.bottleneck,
             )
         console.print(table)
     for line in assumptions(job):
@@ -68,7 +73,9 @@ def _show_one(job: Job, one: Estimate, console: Console) -> None:
     console.print(table)
     sent = ", ".join(f"{name} {size_text(value)}" for name, value in one.bytes.items())
     console.print(
-        f"bytes of a push to each server, and of a completion from it: {sent}", soft_wrap=True, highlight=False
+        f"bytes of a push to each server, and of a completion from it: {sent}",
+        soft_wrap=True,
+        highlight=False,
     )
     console.print(f"the others wait for: {one.bottleneck}", highlight=False)
     for fault in one.faults:

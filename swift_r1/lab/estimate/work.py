@@ -144,6 +144,13 @@ class Efficiency:
 
 GPU = Efficiency()
 CPU = Efficiency(
-    train=0.45, forward=0.5, decode=0.4, memory=0.6, layer_seconds=4e-4, network=0.5, load=1.4e9, step_seconds=0.05
+    train=0.45,
+    forward=0.5,
+    decode=0.4,
+    memory=0.6,
+    layer_seconds=4e-4,
+    network=0.5,
+    load=1.4e9,
+    step_seconds=0.05,
 )
 """Assumed for one process on some cores (docs/performance.md has what was measured: 0.54 of the arithmetic)."""

@@ -143,7 +143,11 @@ class EndpointEngine(EvalEngine):
         return True
 
     async def _answer(
-        self, http: httpx.AsyncClient, path: str, what: str, body: Mapping[str, Any] | None = None
+        self,
+        http: httpx.AsyncClient,
+        path: str,
+        what: str,
+        body: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
         """The first answer that is not a transient failure."""
         for attempt in count():

@@ -67,7 +67,10 @@ class EvalEngine:
 
 
 def rollout_request(
-    question: BenchmarkQuestion, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
+    question: BenchmarkQuestion,
+    request_id: str,
+    args: EvalArguments,
+    stop_token_ids: Sequence[int] = (),
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
     task = question.task

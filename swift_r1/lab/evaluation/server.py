@@ -49,7 +49,12 @@ class ServerEngine(EvalEngine):
     """A running server; `info` is what `/info` said, `timeout_s` the longest wait where it was lost."""
 
     def __init__(
-        self, args: EvalArguments, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float
+        self,
+        args: EvalArguments,
+        client: RolloutClient,
+        info: ServerInfo,
+        tokenizer: Any,
+        timeout_s: float,
     ) -> None:
         if tokenizer_hash(tokenizer) != info.tokenizer_hash:
             raise UsageError(

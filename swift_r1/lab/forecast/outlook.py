@@ -212,7 +212,12 @@ def _reward(name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] |
 
 
 def _cost(
-    rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan, signal: float, count: int
+    rows: Sequence[Row],
+    found: Mapping[str, Any],
+    args: RlhfArguments,
+    plan: Plan,
+    signal: float,
+    count: int,
 ) -> Cost:
     times = rounds_of_sampling(signal, args.max_resample_times) if args.dynamic_sample else 1.0
     updates = plan.optimizer_steps_per_round

@@ -268,7 +268,10 @@ OTHERS: Mapping[str, Sequence[WrittenFile]] = {
     ),
     "A sweep": (
         WrittenFile(
-            "sweep.json", "settings, runs, points and their order", "JSON", "the same command, which continues"
+            "sweep.json",
+            "settings, runs, points and their order",
+            "JSON",
+            "the same command, which continues",
         ),
         WrittenFile("report.html", "`swift report` of all runs", "HTML"),
         WrittenFile("<point>/", "the run of a point and a seed, and `output.log`, what it printed"),

@@ -141,7 +141,11 @@ class CompletionTable(StoredLines):
         return len(self._ids(query))
 
     def page(
-        self, query: CompletionQuery, offset: int = 0, limit: int = 50, longest: int | None = None
+        self,
+        query: CompletionQuery,
+        offset: int = 0,
+        limit: int = 50,
+        longest: int | None = None,
     ) -> list[dict[str, Any]]:
         """Rows as the file has them, and the columns that are made here. Texts of more than `longest` characters are
         cut, and end in an ellipsis. Raises ValueError as `lab/runs/query.py`."""

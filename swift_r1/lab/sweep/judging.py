@@ -27,7 +27,11 @@ def recent(series: Series, step: int, over: int) -> float:
 
 
 def hopeless(
-    points: Mapping[str, Sequence[Series]], over: int, after: int, behind: float | None, below: float | None
+    points: Mapping[str, Sequence[Series]],
+    over: int,
+    after: int,
+    behind: float | None,
+    below: float | None,
 ) -> dict[str, str]:
     """The points to stop, each with the reason.
 

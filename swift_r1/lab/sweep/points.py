@@ -98,7 +98,9 @@ def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[st
 
 
 def _check_point(
-    args: SweepArguments, point: Point, environ: Mapping[str, str]
+    args: SweepArguments,
+    point: Point,
+    environ: Mapping[str, str],
 ) -> tuple[list[str], RlhfArguments, World]:
     known = spellings(RlhfArguments)
     given = dict[str, Any]()

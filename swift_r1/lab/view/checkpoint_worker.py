@@ -55,11 +55,17 @@ class Checkpoint:
         if longest is not None and len(tokens) + asked["max_tokens"] > longest:
             raise ValueError(f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}")
         sampling = SamplingParams(
-            max_tokens=asked["max_tokens"], temperature=asked["temperature"], stop_token_ids=tuple(sorted(ends))
+            max_tokens=asked["max_tokens"],
+            temperature=asked["temperature"],
+            stop_token_ids=tuple(sorted(ends)),
         )
         seeds = tuple(int.from_bytes(os.urandom(8)) % _SEEDS for _ in range(asked["n"]))
         request = RolloutRequest(
-            request_id="try", prompt_token_ids=tokens, n=asked["n"], seeds=seeds, sampling=sampling
+            request_id="try",
+            prompt_token_ids=tokens,
+            n=asked["n"],
+            seeds=seeds,
+            sampling=sampling,
         )
         [output] = self.engine.generate([request], 0)
         return [

@@ -49,7 +49,11 @@ def data_columns(row: Row) -> dict[str, Any]:
 
 
 def rows_table(
-    rows: Sequence[Row], columns: Sequence[str], sort: str | None, descending: bool, link: Callable[[Row], str]
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    sort: str | None,
+    descending: bool,
+    link: Callable[[Row], str],
 ) -> str:
     """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""
     heads = "".join(_head(name, sort, descending) for name in columns)

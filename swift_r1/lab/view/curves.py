@@ -114,7 +114,12 @@ def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> lis
             name = label if alone else group.name + (f" · {label}" if number else "")
             colour = number if alone else place
             found += _lines_of(
-                panel, group, metric, shown, alone, Line(name, (), colour, dashed=bool(number) and not alone)
+                panel,
+                group,
+                metric,
+                shown,
+                alone,
+                Line(name, (), colour, dashed=bool(number) and not alone),
             )
     return found
 

@@ -111,7 +111,11 @@ async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, o
                 say("this machine has no browser to open the page in", "view")
 
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSING_S, server_header=False
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+        server_header=False,
     )
     server = PageServer(config)
     loop = asyncio.get_running_loop()

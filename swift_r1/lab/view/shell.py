@@ -184,7 +184,10 @@ class Page:
 
 
 def view_page(
-    path: str, title: str, go: str = "", compares: bool = False
+    path: str,
+    title: str,
+    go: str = "",
+    compares: bool = False,
 ) -> Callable[[Callable[[Page], Any]], Callable[[Page], Any]]:
     """Registers a page. With `go`, a letter, it is in the navigation, and `g` and that letter go there. It shows the
     first chosen run, which its heading then names, or `compares` all of them. The decorated function builds it; it may

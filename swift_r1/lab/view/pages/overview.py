@@ -155,7 +155,10 @@ class _Overview:
 
 
 def _options(
-    groups: Sequence[RunGroup], shown: CurveControls, everything: bool, happened: Sequence[charts.Tick]
+    groups: Sequence[RunGroup],
+    shown: CurveControls,
+    everything: bool,
+    happened: Sequence[charts.Tick],
 ) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]

@@ -162,7 +162,11 @@ def thinned(steps: Sequence[int], most: int) -> list[int]:
 
 
 def side_by_side(
-    groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number: int, page: Page, of: str, record: TokenRecord
+    groups: Sequence[tuple[int, Sequence[dict[str, Any]]]],
+    number: int,
+    page: Page,
+    of: str,
+    record: TokenRecord,
 ) -> str:
     """A column for each step: completion `number` of its group, and its difference from the column before."""
     parts = []
