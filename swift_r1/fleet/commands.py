@@ -43,12 +43,23 @@ def server_file(folder: str) -> str:
     return f"{folder}/launch/servers.txt"
 
 
-def rank_variables(run: RunFile, nodes: int, number: int, address: str, port: int) -> dict[str, str]:
+def rank_variables(
+    run: RunFile,
+    nodes: int,
+    number: int,
+    address: str,
+    port: int,
+) -> dict[str, str]:
     """Returns the variables that place a node's ranks among all."""
     own = {"NPROC_PER_NODE": str(run.roles[TRAIN].processes)}
     if nodes == 1:
         return own
-    return own | {"NNODES": str(nodes), "NODE_RANK": str(number), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return own | {
+        "NNODES": str(nodes),
+        "NODE_RANK": str(number),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
 
 
 def device_variables(place: NodeSlot, node_has_gpus: bool) -> dict[str, str]:
@@ -67,7 +78,12 @@ def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict
     return passed | given | {API_KEY_VARIABLE: key}
 
 
-def shown_command(python: str, folder: str | None, words: Sequence[str], environ: Mapping[str, str]) -> str:
+def shown_command(
+    python: str,
+    folder: str | None,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+) -> str:
     """Writes a command for a shell; the values of keys are `***`."""
     shown = {
         name: "***" if is_secret(name) or has_password(value) else shlex.quote(value) for name, value in environ.items()

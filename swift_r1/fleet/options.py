@@ -8,7 +8,12 @@ from typing import Any
 from swift_r1.errors import UsageError
 from swift_r1.fleet.run_file import RunFile, unknown
 
-_KINDS: dict[type, str] = {int: "a whole number of at least 0", str: "text", list: "a list", dict: "a mapping"}
+_KINDS: dict[type, str] = {
+    int: "a whole number of at least 0",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[str, Any]:

@@ -43,7 +43,12 @@ def place_roles(roles: Mapping[str, Role], rooms: Sequence[Room]) -> dict[str, l
     return places
 
 
-def find_places(role: Role, count: int, rooms: Sequence[Room], taken: Sequence[NodeSlot]) -> list[NodeSlot]:
+def find_places(
+    role: Role,
+    count: int,
+    rooms: Sequence[Room],
+    taken: Sequence[NodeSlot],
+) -> list[NodeSlot]:
     """Places for `count` nodes or replicas of a role beside those that are `taken`: for training each on another node,
     the fullest that will do; for servers where the fewest others are. Raises NoRoom."""
     found: list[NodeSlot] = []
@@ -78,7 +83,13 @@ def _free(room: Room, taken: Sequence[NodeSlot]) -> tuple[tuple[str, ...], tuple
     return tuple(one for one in room.gpus if one not in gpus), tuple(one for one in room.cpus if one not in cpus)
 
 
-def _missing(role: Role, placed: int, count: int, rooms: Sequence[Room], taken: Sequence[NodeSlot]) -> str:
+def _missing(
+    role: Role,
+    placed: int,
+    count: int,
+    rooms: Sequence[Room],
+    taken: Sequence[NodeSlot],
+) -> str:
     wants = [f"{role.gpus} GPU{'s' * (role.gpus > 1)}"] if role.gpus else []
     wants += [f"{role.cpus} core{'s' * (role.cpus > 1)}"] if role.cpus else []
     kind = "node" if role.name == TRAIN else "replica"

@@ -121,7 +121,16 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
     options = {name: sections[name] for name in BACKENDS if name in content}
-    return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
+    return RunFile(
+        Path(path),
+        rlhf,
+        servers.pop(ROLLOUT, {}),
+        servers,
+        roles,
+        options,
+        environ,
+        args,
+    )
 
 
 def with_addresses(
@@ -221,7 +230,14 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
         faults += found
         return None
     gpus = values.get("gpus", 0)
-    return Role(name, values.get(counts, 1), gpus, values.get("processes", gpus or 1), values.get("cpus"), tuple(hosts))
+    return Role(
+        name,
+        values.get(counts, 1),
+        gpus,
+        values.get("processes", gpus or 1),
+        values.get("cpus"),
+        tuple(hosts),
+    )
 
 
 def is_secret(variable: str) -> bool:
@@ -284,7 +300,11 @@ def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: li
     for key in secret.keys() & own.keys():
         faults.append(f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs")
     train = roles.get(TRAIN, Role(TRAIN))
-    world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    world = {
+        "NPROC_PER_NODE": str(train.processes),
+        "NNODES": str(train.count),
+        "MASTER_ADDR": "node0",
+    }
     try:
         own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
         return parse_arguments(RlhfArguments, as_words(own), world)

@@ -22,7 +22,13 @@ from swift_r1.runtime.terminal import Terminal
 if TYPE_CHECKING:
     from swift_r1.fleet.driver import Driver
 
-_STYLES = {"waiting": "yellow", "starting": "dim", "ready": "green", "running": "green", "given up": "red"}
+_STYLES = {
+    "waiting": "yellow",
+    "starting": "dim",
+    "ready": "green",
+    "running": "green",
+    "given up": "red",
+}
 _MOST_ROWS = 12
 
 

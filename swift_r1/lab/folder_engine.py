@@ -8,7 +8,12 @@ if TYPE_CHECKING:
     from swift_r1.serving.engines.transformers import TransformersEngine
 
 
-def load_folder_engine(folder: str, tokenizer: Any, dtype: str | None, device: str) -> TransformersEngine:
+def load_folder_engine(
+    folder: str,
+    tokenizer: Any,
+    dtype: str | None,
+    device: str,
+) -> TransformersEngine:
     """Loads a model folder as the engine of training without a server; its `eos` are the tokens that end an answer."""
     import torch
 

@@ -84,7 +84,12 @@ def render(run: RunFile) -> dict[str, Any]:
     }
 
 
-def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _training(
+    run: RunFile,
+    urls: Mapping[str, Sequence[str]],
+    name: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
     role = run.roles[TRAIN]
     folder = str(run.rlhf.get("output_dir") or f"output/{name}")
     words = train_words(run, urls, folder, resume=True)
@@ -98,7 +103,14 @@ def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, option
     rules = [
         # A node that is drained or preempted is nobody's fault; flags that cannot be do not get better.
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": TRAIN, "operator": "In", "values": [EXIT_USAGE]}},
+        {
+            "action": "FailJob",
+            "onExitCodes": {
+                "containerName": TRAIN,
+                "operator": "In",
+                "values": [EXIT_USAGE],
+            },
+        },
     ]
     # All pods end when one does, and each counts.
     job = _job(pod, role.count, _RESTARTS * role.count) | {"podFailurePolicy": {"rules": rules}}
@@ -107,7 +119,11 @@ def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, option
 
 def _servers(run: RunFile, role: Role, options: Mapping[str, Any]) -> dict[str, Any]:
     pod = _pod(run, role, server_words(run, role.name, "0.0.0.0", PORT), [], options)
-    return {"name": role.name, "replicas": role.count, "template": {"spec": _job(pod, 1, _RESTARTS)}}
+    return {
+        "name": role.name,
+        "replicas": role.count,
+        "template": {"spec": _job(pod, 1, _RESTARTS)},
+    }
 
 
 def _job(pod: Mapping[str, Any], pods: int, failures: int) -> dict[str, Any]:

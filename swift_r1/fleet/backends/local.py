@@ -29,10 +29,30 @@ class LocalBackend:
 
 
 def open_backend(run: RunFile, silence_s: float) -> LocalBackend:
-    options = read_options(run, "local", {"nodes": int, "gpus": int, "cpus": int, "python": str})
+    options = read_options(
+        run,
+        "local",
+        {
+            "nodes": int,
+            "gpus": int,
+            "cpus": int,
+            "python": str,
+        },
+    )
     names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
     python = options.get("python")
     folder = str(Path.cwd())
     return LocalBackend(
-        [Node(name, "127.0.0.1", options.get("gpus"), options.get("cpus"), python, folder) for name in names], silence_s
+        [
+            Node(
+                name,
+                "127.0.0.1",
+                options.get("gpus"),
+                options.get("cpus"),
+                python,
+                folder,
+            )
+            for name in names
+        ],
+        silence_s,
     )

@@ -137,7 +137,13 @@ class RayPipe:
 class RayBackend:
     """Each bundle of the placement group is a node: where it lies now."""
 
-    def __init__(self, group: Any, bundles: Sequence[Bundle], python: str, silence_s: float) -> None:
+    def __init__(
+        self,
+        group: Any,
+        bundles: Sequence[Bundle],
+        python: str,
+        silence_s: float,
+    ) -> None:
         self._group = group
         self._bundles = bundles
         self._python = python

@@ -51,7 +51,13 @@ class SlurmBackend:
     def nodes(self) -> Sequence[Node]:
         down = _down({host for host, _ in self._places.values()})
         return [
-            Node(name, self._addresses.get(host), python=self._python, folder=str(Path.cwd()), roles=group.roles)
+            Node(
+                name,
+                self._addresses.get(host),
+                python=self._python,
+                folder=str(Path.cwd()),
+                roles=group.roles,
+            )
             for name, (host, group) in self._places.items()
             if host not in down
         ]
@@ -281,7 +287,14 @@ def _asked(*words: str) -> str:
 
 def _call(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=_CALL_S, check=False)
+        return subprocess.run(
+            words,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_CALL_S,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise UsageError(f"there is no {words[0]} on this machine") from error
     except subprocess.TimeoutExpired:

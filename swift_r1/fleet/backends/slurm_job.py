@@ -18,7 +18,14 @@ DEFAULT_WARNING_S = 300
 _START_S = 60  # that servers and training take at the least to start
 _FROM_HOURS = (3600, 60, 1)
 _FROM_MINUTES = (60, 1)
-_OWN: dict[str, type] = {"partition": str, "account": str, "qos": str, "constraint": str, "mem": str, "sbatch": list}
+_OWN: dict[str, type] = {
+    "partition": str,
+    "account": str,
+    "qos": str,
+    "constraint": str,
+    "mem": str,
+    "sbatch": list,
+}
 """Options of `sbatch` that a role may have its own of."""
 _KNOWN: dict[str, type] = {
     **_OWN,

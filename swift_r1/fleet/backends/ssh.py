@@ -15,13 +15,26 @@ from swift_r1.fleet.run_file import RunFile
 
 _CONNECT_S = 10
 _KINDS = {"hosts": list, "python": str, "folder": str, "config": str}
-_OF_A_HOST = {"name": str, "address": str, "gpus": int, "cpus": int, "python": str, "folder": str}
+_OF_A_HOST = {
+    "name": str,
+    "address": str,
+    "gpus": int,
+    "cpus": int,
+    "python": str,
+    "folder": str,
+}
 
 
 class SshBackend:
     """Its agents are at the other end of `ssh`; `config` is a file for it."""
 
-    def __init__(self, nodes: Sequence[Node], interpreters: Mapping[str, str], config: str | None, silence_s: float):
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        interpreters: Mapping[str, str],
+        config: str | None,
+        silence_s: float,
+    ):
         self._nodes = nodes
         self._interpreters = interpreters
         self._config = config

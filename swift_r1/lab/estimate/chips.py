@@ -63,13 +63,7 @@ CHIPS: Mapping[str, Chip] = {
         _gpu("h100", 989.4, 3.35, 80, 450, 50, f"NVIDIA H100 SXM {_HOPPER}"),
         _gpu("h200", 989.4, 4.8, 141, 450, 50, f"NVIDIA H200 SXM {_HOPPER}"),
         _gpu(
-            "h800",
-            989.4,
-            3.35,
-            80,
-            200,
-            50,
-            "DeepSeek-V3 report (arXiv 2412.19437): an H100 with NVLink of 400 GB/s",
+            "h800", 989.4, 3.35, 80, 200, 50, "DeepSeek-V3 report (arXiv 2412.19437): an H100 with NVLink of 400 GB/s"
         ),
         _gpu("h20", 148, 4.0, 96, 450, 50, "NVIDIA H20 datasheet"),
         _gpu("b200", 2250, 8.0, 180, 900, 50, "NVIDIA DGX B200 datasheet, divided by its eight GPUs"),

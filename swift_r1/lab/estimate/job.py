@@ -47,7 +47,12 @@ def with_cores(chip: Chip, cores: float) -> Chip:
     """A CPU's figures are those of a core."""
     if not chip.is_cpu:
         return chip
-    return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
+    return replace(
+        chip,
+        flops=chip.flops * cores,
+        bandwidth=chip.bandwidth * cores,
+        memory=chip.memory * cores,
+    )
 
 
 def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:

@@ -120,7 +120,16 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
         "push, changes": delta_bytes(job.model.total, job.width, job.use),
         "completion": completion_bytes(job.round),
     }
-    return Estimate(layout, phases, step, overlapped, tuple(memory), sent, running, tuple(faults))
+    return Estimate(
+        layout,
+        phases,
+        step,
+        overlapped,
+        tuple(memory),
+        sent,
+        running,
+        tuple(faults),
+    )
 
 
 def _seconds(
@@ -171,8 +180,22 @@ def _whole(phases: Mapping[str, float], ahead: bool) -> tuple[float, bool]:
 
 
 @lru_cache(maxsize=4096)
-def _generate(job: Job, chip: Chip, replicas: int, server: ServerRoofline, overlapped: bool) -> float:
-    return generate_seconds(job.model, chip, server, job.use, job.round, replicas, overlapped=overlapped)
+def _generate(
+    job: Job,
+    chip: Chip,
+    replicas: int,
+    server: ServerRoofline,
+    overlapped: bool,
+) -> float:
+    return generate_seconds(
+        job.model,
+        chip,
+        server,
+        job.use,
+        job.round,
+        replicas,
+        overlapped=overlapped,
+    )
 
 
 def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
@@ -195,6 +218,13 @@ def _other_seconds(job: Job, role: ServerRole) -> float:
     seconds = prefill_seconds(role.model, job.chip, server, job.use, own, read)
     if role.name == "judge":
         batch = min(own, float(server.most), max(1.0, server.cache_tokens / (read + JUDGE_TOKENS)))
-        step = decode_seconds(role.model, job.chip, server, job.use, batch, read + JUDGE_TOKENS / 2)
+        step = decode_seconds(
+            role.model,
+            job.chip,
+            server,
+            job.use,
+            batch,
+            read + JUDGE_TOKENS / 2,
+        )
         seconds += own / batch * JUDGE_TOKENS * step
     return seconds

@@ -18,7 +18,13 @@ def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], f
     `generate`, `train` (with the log-probs before it), `push`, `reward` and `step`. Where rounds were prefetched,
     `generate` is what the server took, not the wait for it."""
     lines = recorded_lines(folder)
-    names = {"generate": "generate", "train": "train", "push": "sync", "reward": "reward", "step": "step"}
+    names = {
+        "generate": "generate",
+        "train": "train",
+        "push": "sync",
+        "reward": "reward",
+        "step": "step",
+    }
     found = {name: updates * of(line.get(f"time/{logged}", 0.0) for line in lines) for name, logged in names.items()}
     ahead = [line["rollout/ahead_seconds"] for line in lines if line.get("rollout/ahead_seconds")]
     return found | ({"generate": of(ahead)} if ahead else {})

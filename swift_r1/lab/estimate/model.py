@@ -203,7 +203,12 @@ def _gated(at: str, hidden: int, wide: int) -> Matrices:
     return [(f"{at}.gate_proj", (wide, hidden)), (f"{at}.up_proj", (wide, hidden)), (f"{at}.down_proj", (hidden, wide))]
 
 
-def _vectors(config: Mapping[str, Any], prefix: str, index: int, matrices: Matrices) -> Iterator[tuple[str, int]]:
+def _vectors(
+    config: Mapping[str, Any],
+    prefix: str,
+    index: int,
+    matrices: Matrices,
+) -> Iterator[tuple[str, int]]:
     """Norms and biases of a layer."""
     hidden = config["hidden_size"]
     kind = config["model_type"]

@@ -60,7 +60,13 @@ def decode_seconds(
     return max(from_memory, computed) + layers * use.layer_seconds + exchange_seconds(model, chip, server, use, batch)
 
 
-def exchange_seconds(model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, tokens: float) -> float:
+def exchange_seconds(
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    tokens: float,
+) -> float:
     """The two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden states, over the slowest
     link."""
     devices = server.tensor_parallel
@@ -113,10 +119,27 @@ def generate_seconds(
         for tokens, share in alive(round_.lengths):
             context = round_.prompt_tokens + past + tokens / 2
             # The cache of those that are left may be more than fits, but not for longer than this stretch.
-            seconds += tokens * decode_seconds(model, chip, server, use, max(1.0, batch * share), context)
+            seconds += tokens * decode_seconds(
+                model,
+                chip,
+                server,
+                use,
+                max(1.0, batch * share),
+                context,
+            )
             past += tokens
     prompts = max(1.0, round_.prompts / replicas)
-    return (seconds + prefill_seconds(model, chip, server, use, prompts, round_.prompt_tokens)) * use.generate_factor
+    return (
+        seconds
+        + prefill_seconds(
+            model,
+            chip,
+            server,
+            use,
+            prompts,
+            round_.prompt_tokens,
+        )
+    ) * use.generate_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +193,26 @@ def exchanged_bytes(model: Model, trainer: TrainerRoofline) -> float:
     return share * 2 * trainer.trained
 
 
-def logprob_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
+def logprob_seconds(
+    model: Model,
+    chip: Chip,
+    trainer: TrainerRoofline,
+    use: Efficiency,
+    round_: Round,
+) -> float:
     """The passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
     flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
 
 
-def train_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
+def train_seconds(
+    model: Model,
+    chip: Chip,
+    trainer: TrainerRoofline,
+    use: Efficiency,
+    round_: Round,
+) -> float:
     """Returns the seconds of all optimizer steps of a round. Ranks exchange while they compute, so that the slower of
     both counts, and a share of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
     computed = training_flops(model, round_, trainer.recomputes) * round_.iterations

@@ -158,20 +158,48 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
     )
 
 
-def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> ServerRoofline:
+def server_of(
+    job: Job,
+    tensor_parallel: int,
+    mode: Mode = "server",
+    free: float | None = None,
+) -> ServerRoofline:
     """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
     own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
         tokens = EMBEDDED_CACHE_BYTES / (job.model.kv_numbers * job.cached)
-        return ServerRoofline(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
-    return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
+        return ServerRoofline(
+            tensor_parallel,
+            job.width,
+            job.cached,
+            tokens,
+            1 << 20,
+            job.per_node,
+        )
+    return _server(
+        job,
+        job.model,
+        tensor_parallel,
+        job.width,
+        job.cached,
+        room,
+        job.cache_bytes,
+    )
 
 
 def other_server(job: Job, role: ServerRole) -> ServerRoofline:
     """A replica of a judge or teacher."""
     room = job.chip.memory * job.share
-    return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
+    return _server(
+        job,
+        role.model,
+        role.tensor_parallel,
+        role.width,
+        role.width,
+        room,
+        role.cache_bytes,
+    )
 
 
 def _server(

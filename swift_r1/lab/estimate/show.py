@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def show(job: Job, given: Estimate | None, split: Split | None, console: Console) -> None:
+def show(
+    job: Job,
+    given: Estimate | None,
+    split: Split | None,
+    console: Console,
+) -> None:
     """The layout that was given, or the best that was found; then the best others."""
     from rich.table import Table
 
@@ -133,7 +138,13 @@ def to_json(job: Job, given: Estimate | None, split: Split | None) -> dict[str, 
 
 def _as_json(one: Estimate) -> Mapping[str, Any]:
     memory: Sequence[Any] = [
-        {"role": held.role, "bytes": dict(held.parts), "total": held.total, "room": held.room} for held in one.memory
+        {
+            "role": held.role,
+            "bytes": dict(held.parts),
+            "total": held.total,
+            "room": held.room,
+        }
+        for held in one.memory
     ]
     return {
         "layout": asdict(one.layout),

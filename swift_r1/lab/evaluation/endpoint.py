@@ -63,7 +63,11 @@ class EndpointEngine(EvalEngine):
         self._stops_by_token = True
         self._failing_since: float | None = None
         self._model = self._chosen(asyncio.run(self._models()))
-        self.facts = {"engine": "openai", "endpoint": self._path.removeprefix("/v1/"), "served_model": self._model}
+        self.facts = {
+            "engine": "openai",
+            "endpoint": self._path.removeprefix("/v1/"),
+            "served_model": self._model,
+        }
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
         """Asks all questions, `--max_concurrent_requests` at a time, in their order. Raises RunFailed: the endpoint

@@ -134,7 +134,11 @@ class InProcessEngine(EvalEngine):
         self._args = args
         self.tokenizer = load_tokenizer(args.model)
         dtype, self.max_model_length = config_of(args)
-        self.facts = {"engine": "transformers", "engine_version": version("transformers"), "dtype": dtype}
+        self.facts = {
+            "engine": "transformers",
+            "engine_version": version("transformers"),
+            "dtype": dtype,
+        }
         self._engine: TransformersEngine | None = None
 
     def start(self) -> None:

@@ -96,7 +96,12 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     return {name: Compared(two[0], two[1], differences[name]) for name, two in means.items()}
 
 
-def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str, Compared]) -> dict[str, Any]:
+def comparison_json(
+    first: Path,
+    second: Path,
+    seed: int,
+    compared: Mapping[str, Compared],
+) -> dict[str, Any]:
     return {
         "first": str(first),
         "second": str(second),

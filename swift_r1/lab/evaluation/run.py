@@ -74,7 +74,16 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
             results[one.task.name] = summarize(graded, one.task.reward)
         served = _weight_versions(store)
         content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
-        write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_whole(
+            folder / REPORT,
+            json.dumps(
+                content,
+                indent=2,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+            + "\n",
+        )
     Terminal().print(results_table(results, args.model))
     print(f"folder: {folder}")
     return EXIT_OK
@@ -198,7 +207,12 @@ def _grade(
     return graded
 
 
-def _row(question: BenchmarkQuestion, index: int, written: Written, reward: float | None) -> CompletionRow:
+def _row(
+    question: BenchmarkQuestion,
+    index: int,
+    written: Written,
+    reward: float | None,
+) -> CompletionRow:
     task = question.task
     prompt = question.prompt
     rule = RULES.get(task.reward or "")

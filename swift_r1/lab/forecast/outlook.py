@@ -102,7 +102,12 @@ class Outlook:
         return _mean([float(one.passed == (one.completions if passed == "all" else 0)) for one in self.prompts])
 
 
-def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan) -> Outlook:
+def outlook(
+    rows: Sequence[Row],
+    found: Mapping[str, Any],
+    args: RlhfArguments,
+    plan: Plan,
+) -> Outlook:
     """Returns the figures from the rows of `completions.jsonl` and the content of `forecast.json`."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
     first = f"rewards/{args.reward_funcs[0]}"
@@ -178,7 +183,12 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _prompt(group: Sequence[Row], first: str, keys: Sequence[Hashable], size: int) -> PromptFigures:
+def _prompt(
+    group: Sequence[Row],
+    first: str,
+    keys: Sequence[Hashable],
+    size: int,
+) -> PromptFigures:
     count = len(group)
     passed = sum(_passes(row, first) for row in group)
     return PromptFigures(
@@ -242,4 +252,11 @@ def _cost(
     after = math.fsum(seconds.values()) - before
     ahead = args.async_generate and args.max_staleness
     step = max(before, after) if ahead else before + after
-    return Cost(seconds, step, step * plan.total_steps / 3600, tokens, last["memory/peak_gib"], None)
+    return Cost(
+        seconds,
+        step,
+        step * plan.total_steps / 3600,
+        tokens,
+        last["memory/peak_gib"],
+        None,
+    )

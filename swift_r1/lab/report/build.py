@@ -183,7 +183,14 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
                 points = group[0].log.evaluations(benchmark, "accuracy")
                 low, high = ([getattr(one, end) for one in points] for end in ("low", "high"))
                 if None not in low + high:
-                    curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
+                    curve = Curve(
+                        name,
+                        number,
+                        [one.step for one in points],
+                        [one.value for one in points],
+                        low,
+                        high,
+                    )
             drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
         intervals = all(len(group) == 1 for group in groups.values())
         shown = [one for one in drawn if one.steps]

@@ -57,7 +57,12 @@ def extremes(completions: CompletionTable, best: bool) -> list[Block]:
     top, other = (rows[0].get("reward") if rows else None for rows in ends)
     if top is None or (top == other and not best):
         return []
-    query = CompletionQuery(last, where=(("reward", "=", top),), order_by="advantage", descending=best)
+    query = CompletionQuery(
+        last,
+        where=(("reward", "=", top),),
+        order_by="advantage",
+        descending=best,
+    )
     found: dict[str, Block] = {}
     for row in completions.page(query, limit=_LOOKED_AT):
         found.setdefault(str(row.get("prompt_id")), _alone(row))

@@ -67,7 +67,12 @@ def _gain(benchmark: str, run: Measured) -> list[str]:
     return [benchmark, run.name, *shown, bounds or "", *(_difference(gain) if gain else ["", "", ""])]
 
 
-def _between(benchmark: str, runs: Sequence[Measured], one: int, other: int) -> Difference | None:
+def _between(
+    benchmark: str,
+    runs: Sequence[Measured],
+    one: int,
+    other: int,
+) -> Difference | None:
     """The last evaluations of two groups; of the seeds of each the mean."""
     having = [run for run in runs if benchmark in run.last]
     groups = [[run.last[benchmark] for run in having if run.group == group] for group in (one, other)]

@@ -21,7 +21,12 @@ _FACTS = {
     "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
-_CURVES = {"reward": ".3f", "completions/mean_length": ".0f", "kl": ".4f", "entropy": ".3f"}
+_CURVES = {
+    "reward": ".3f",
+    "completions/mean_length": ".0f",
+    "kl": ".4f",
+    "entropy": ".3f",
+}
 _POINTS = 12  # of the table of curves, at most
 _PHASES = ("generate", "reward", "teacher", "train", "sync")
 

@@ -196,7 +196,11 @@ RUN: Sequence[WrittenFile] = (
         "a row for each token of the vocabulary",
         "Parquet",
         "`swift view`",
-        {"token_id": "its number", "bytes": "its text", "special": "whether it is a special token"},
+        {
+            "token_id": "its number",
+            "bytes": "its text",
+            "special": "whether it is a special token",
+        },
     ),
     WrittenFile("tokens/stride", "which steps the record keeps, once it is over `--log_tokens_limit`", "text"),
     WrittenFile("checkpoint-<N>/", "[below](#a-checkpoint)"),

@@ -253,7 +253,13 @@ class CompletionTable(StoredLines):
             """
         )
         return [
-            {"step": step, "groups": groups, "right": right, "wrong": wrong, "mixed": max(0.0, 1 - right - wrong)}
+            {
+                "step": step,
+                "groups": groups,
+                "right": right,
+                "wrong": wrong,
+                "mixed": max(0.0, 1 - right - wrong),
+            }
             for step, groups, right, wrong in found
         ]
 

@@ -137,7 +137,14 @@ class LaneRows:
         most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
         for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
             step = self.steps[known.start + i]
-            yield SpanBlock(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
+            yield SpanBlock(
+                self.name,
+                float(starts[i]),
+                float(ends[j]),
+                self.names[kind],
+                step,
+                j - i + 1,
+            )
 
 
 def is_time(value: Any) -> TypeGuard[float]:

@@ -13,7 +13,12 @@ CORRECT = "completion/correct"
 first reward function, which tells whether it is right."""
 
 STORED = {
-    **{"step": "BIGINT", "group": "BIGINT", "number": "BIGINT", "weight_version": "BIGINT"},
+    **{
+        "step": "BIGINT",
+        "group": "BIGINT",
+        "number": "BIGINT",
+        "weight_version": "BIGINT",
+    },
     **{"reward": "DOUBLE", "advantage": "DOUBLE"},
     **{"prompt_id": "VARCHAR", "request_id": "VARCHAR", "finish_reason": "VARCHAR"},
 }

@@ -69,7 +69,15 @@ class StoredLines:
                 "preserve_insertion_order": False,
             },
         )
-        columns = {"id": "BIGINT", "start": "BIGINT", "stop": "BIGINT"} | STORED | {LENGTH: "BIGINT"}
+        columns = (
+            {
+                "id": "BIGINT",
+                "start": "BIGINT",
+                "stop": "BIGINT",
+            }
+            | STORED
+            | {LENGTH: "BIGINT"}
+        )
         typed = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
         self._db.execute(f"CREATE TABLE completions ({typed})")
         self._begin()

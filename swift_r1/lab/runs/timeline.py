@@ -119,7 +119,13 @@ class Timeline:
         found = self._lanes[lane]
         return (found[index] for index in found.between(start, end))
 
-    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[SpanBlock]:
+    def blocks(
+        self,
+        start: float,
+        end: float,
+        most: int = 2000,
+        pixels: int = 1200,
+    ) -> list[SpanBlock]:
         """Returns all lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a
         pixel is drawn with its neighbours, and if there are still too many, what is shorter than 2, 4, ... pixels."""
         cell = max((end - start) / pixels, 1e-6)
@@ -130,7 +136,13 @@ class Timeline:
                 return found
             cell *= 2
 
-    def seconds(self, lane: str, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
+    def seconds(
+        self,
+        lane: str,
+        start: float,
+        end: float,
+        steps: int,
+    ) -> dict[int, dict[str, float]]:
         """Returns what a lane spent in a window, by step and name, for the last `steps` steps of it."""
         return self._lanes[lane].seconds(start, end, steps)
 

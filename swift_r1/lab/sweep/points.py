@@ -79,7 +79,12 @@ def _named(changes: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={text}" for name, text in texts.items())
 
 
-def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[str, str]) -> list[PlannedRun]:
+def plan_runs(
+    args: SweepArguments,
+    file: str,
+    folder: Path,
+    environ: Mapping[str, str],
+) -> list[PlannedRun]:
     """Every run, those of the first seed first, so that all points can soon be compared.
 
     Raises:
@@ -93,7 +98,17 @@ def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[st
         name = point.name if seed is None else f"{point.name},seed={seed}".removeprefix("run,")
         own = ["--output_dir", str(folder / name), "--add_version", "false", "--resume_from_checkpoint", "last"]
         own = own if seed is None else ["--seed", str(seed), *own]
-        planned.append(PlannedRun(name, point.name, seed, (folder / name).absolute(), [*words, *own], found, world))
+        planned.append(
+            PlannedRun(
+                name,
+                point.name,
+                seed,
+                (folder / name).absolute(),
+                [*words, *own],
+                found,
+                world,
+            )
+        )
     return planned
 
 
@@ -136,7 +151,12 @@ def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in block.items()}
 
 
-def check_runs(args: SweepArguments, file: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> None:
+def check_runs(
+    args: SweepArguments,
+    file: str,
+    runs: Sequence[PlannedRun],
+    environ: Mapping[str, str],
+) -> None:
     """Plugins, data, rewards and models of the runs, as `swift rlhf` checks them; once for points that differ in
     numbers alone, most of which change nothing in that. The sweep's own folder can be written. Raises UsageError like
     `plan_runs`."""
@@ -173,7 +193,13 @@ def _for_points(points: Sequence[Point], file: str, do: Callable[[Point], Any]) 
     return results
 
 
-def _located(fault: str, whose: Sequence[Point], points: int, file: str, lines: Mapping[str, int]) -> str:
+def _located(
+    fault: str,
+    whose: Sequence[Point],
+    points: int,
+    file: str,
+    lines: Mapping[str, int],
+) -> str:
     """The fault after the line of the first flag that it names, and before the points that have it, if not all have."""
     blocks = (f"runs.{whose[0].place}", "grid", "flags")
     keys = (f"{block}.{name}" for name in _NAMED_FLAG.findall(fault) for block in blocks)

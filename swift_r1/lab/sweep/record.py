@@ -49,7 +49,12 @@ def ranked(sweep: Sweep) -> list[Ranked]:
     return ranking({name: values for name, values in points.items() if all(map(math.isfinite, values))})
 
 
-def write_record(folder: Path, file: str, sweep: Sweep, order: Sequence[Ranked]) -> None:
+def write_record(
+    folder: Path,
+    file: str,
+    sweep: Sweep,
+    order: Sequence[Ranked],
+) -> None:
     """Raises RunFailed: it cannot be written."""
     content = {
         "file": file,

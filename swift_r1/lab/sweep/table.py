@@ -107,7 +107,12 @@ def print_section(found: Section, console: Console) -> None:
             longest = max((len(row[0]) for row in block.rows), default=0)
             for place, name in enumerate(block.head):
                 least = 0 if place else min(longest, _NAME)
-                table.add_column(name, overflow="fold", justify="right" if 0 < place < 4 else "left", min_width=least)
+                table.add_column(
+                    name,
+                    overflow="fold",
+                    justify="right" if 0 < place < 4 else "left",
+                    min_width=least,
+                )
             for row in block.rows:
                 table.add_row(*map(Text, row))
             console.print(table)

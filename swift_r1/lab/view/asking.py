@@ -96,7 +96,12 @@ class ServerSource:
         return await self._choices(path, body, lambda choices: [self._answer(choice) for choice in choices])
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
-        body = {"prompt": list(token_ids), "max_tokens": 1, "logprobs": ALTERNATIVES, "temperature": temperature}
+        body = {
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "logprobs": ALTERNATIVES,
+            "temperature": temperature,
+        }
         top = await self._choices(
             "/v1/completions", body, lambda choices: dict(choices[0]["logprobs"]["top_logprobs"][0])
         )
@@ -159,7 +164,11 @@ class CheckpointSource:
         return [ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]) for one in answers]
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
-        asked = {"token_ids": list(token_ids), "temperature": temperature, "count": ALTERNATIVES}
+        asked = {
+            "token_ids": list(token_ids),
+            "temperature": temperature,
+            "count": ALTERNATIVES,
+        }
         return [(text, value) for text, value in await self._answer({"alternatives": asked})]
 
     def close(self) -> None:

@@ -114,7 +114,11 @@ def line_options(
 
 def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
     colour = series_colour(line.colour)
-    style = {"color": colour, "width": 1 if line.faint else 2, "opacity": 0.3 if line.faint else 1}
+    style = {
+        "color": colour,
+        "width": 1 if line.faint else 2,
+        "opacity": 0.3 if line.faint else 1,
+    }
     return {
         "type": "line",
         "name": line.name,
@@ -177,7 +181,14 @@ def zooming(zoom: tuple[float, float] | None) -> dict[str, Any]:
     values = {} if zoom is None else {"startValue": zoom[0], "endValue": zoom[1]}
     # The tool that selects by dragging must be there, though its button is not.
     select = {"dataZoom": {"yAxisIndex": "none", "filterMode": "none"}}
-    return {"dataZoom": [inside | values], "toolbox": {"itemSize": 0, "showTitle": False, "feature": select}}
+    return {
+        "dataZoom": [inside | values],
+        "toolbox": {
+            "itemSize": 0,
+            "showTitle": False,
+            "feature": select,
+        },
+    }
 
 
 def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
@@ -213,13 +224,23 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
         "precision": 12,  # it would round where a mark is to 2 digits
         "silent": False,
         "animation": False,
-        "tooltip": {"show": True, "trigger": "item", ":formatter": "(one) => view.escape(one.name)"},
+        "tooltip": {
+            "show": True,
+            "trigger": "item",
+            ":formatter": "(one) => view.escape(one.name)",
+        },
         "data": [
             {
                 "xAxis": tick.x,
                 "name": tick.text,
                 "lineStyle": {"color": tick.colour, "type": "dotted", "width": 1},
-                "label": {"show": True, "position": "end", "distance": 0, "formatter": tick.letter, **_TEXT},
+                "label": {
+                    "show": True,
+                    "position": "end",
+                    "distance": 0,
+                    "formatter": tick.letter,
+                    **_TEXT,
+                },
             }
             for tick in _together(ticks)
         ],

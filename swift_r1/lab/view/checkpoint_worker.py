@@ -69,7 +69,11 @@ class Checkpoint:
         )
         [output] = self.engine.generate([request], 0)
         return [
-            {"pieces": self._pieces(one.token_ids), "logps": one.logprobs, "finish_reason": one.finish_reason}
+            {
+                "pieces": self._pieces(one.token_ids),
+                "logps": one.logprobs,
+                "finish_reason": one.finish_reason,
+            }
             for one in output.completions
         ]
 

@@ -66,7 +66,12 @@ def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
         if not ours or not engine:
             return None
         return [None if a is None or b is None else a - b for a, b in zip(ours, engine, strict=True)]
-    column = {"ratio": "ratios", "entropy": "entropies", "version": "weight_versions", "advantage": "advantages"}
+    column = {
+        "ratio": "ratios",
+        "entropy": "entropies",
+        "version": "weight_versions",
+        "advantage": "advantages",
+    }
     values = row.get("rollout_logps" if colour == "logp" else column.get(colour, colour))
     if not values:
         return None

@@ -85,7 +85,12 @@ def facts(values: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
 
-def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool = False) -> str:
+def card(
+    row: Row,
+    reasons: Sequence[Row],
+    links: Mapping[str, str],
+    whole: bool = False,
+) -> str:
     """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
     its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}

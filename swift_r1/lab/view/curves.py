@@ -65,7 +65,12 @@ _PANELS = (
     Panel("Tokens per second", {"tokens_per_second": "tokens/s"}),
     Panel(
         "Seconds of a step",
-        {"time/generate": "generate", "time/reward": "reward", "time/train": "train", "time/sync": "sync"},
+        {
+            "time/generate": "generate",
+            "time/reward": "reward",
+            "time/train": "train",
+            "time/sync": "sync",
+        },
     ),
     Panel("Loss", {"loss": "loss"}),
     Panel("Value loss", {"value_loss": "value loss"}),
@@ -124,7 +129,14 @@ def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> lis
     return found
 
 
-def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, alone: bool, line: Line) -> list[Line]:
+def _lines_of(
+    panel: Panel,
+    group: RunGroup,
+    metric: str,
+    shown: CurveControls,
+    alone: bool,
+    line: Line,
+) -> list[Line]:
     """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
@@ -157,7 +169,12 @@ def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, 
     return [*faint, Line(line.name, thinned(xs, mean), line.colour, band, line.dashed)]
 
 
-def _around(panel: Panel, log: MetricLog, metric: str, series: Series) -> tuple[list[float], list[float]]:
+def _around(
+    panel: Panel,
+    log: MetricLog,
+    metric: str,
+    series: Series,
+) -> tuple[list[float], list[float]]:
     """Low and high ends of the band around a metric of one run; NaN where there is none."""
     if metric.startswith("eval/"):
         benchmark, name = metric.removeprefix("eval/").rsplit("/", 1)

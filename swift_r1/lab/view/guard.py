@@ -34,7 +34,14 @@ class Guard:
     here gives no access (DNS rebinding). A request that another site's page makes is refused by its Origin.
     """
 
-    def __init__(self, app: ASGIApp, port: int, api_key: str | None, *, loopback: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        port: int,
+        api_key: str | None,
+        *,
+        loopback: bool,
+    ) -> None:
         self._app = app
         self._key = api_key
         self._loopback = loopback

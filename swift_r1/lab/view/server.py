@@ -95,7 +95,13 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
     return Guard(app, listener.getsockname()[1], api_key, loopback=_is_loopback(listener))
 
 
-async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, open_browser: bool) -> None:
+async def _serve(
+    listener: socket.socket,
+    app: Guard,
+    how: str,
+    has_key: bool,
+    open_browser: bool,
+) -> None:
     class PageServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

@@ -290,7 +290,12 @@ def _frame(page: Page, title: str) -> None:
 
 def _run_choice(page: Page) -> None:
     names = [run.name for run in page.chosen]
-    choice = ui.select([run.name for run in page.runs], value=names, multiple=True, label="runs")
+    choice = ui.select(
+        [run.name for run in page.runs],
+        value=names,
+        multiple=True,
+        label="runs",
+    )
     choice.props('dense options-dense outlined title="the runs that are shown; the first, where a page has one"')
     choice.classes("view-runs")
 

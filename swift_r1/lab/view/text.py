@@ -133,7 +133,12 @@ def sparkline(series: Series, width: int = _CURVE) -> str:
     return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
 
 
-def _groups(console: Console, table: CompletionTable, query: CompletionQuery, few: bool) -> None:
+def _groups(
+    console: Console,
+    table: CompletionTable,
+    query: CompletionQuery,
+    few: bool,
+) -> None:
     groups = table.groups(query)
     if not groups:
         console.print("\nno completions yet")

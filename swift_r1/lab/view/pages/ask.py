@@ -86,9 +86,25 @@ class _Form:
         if self._work is not None:
             self._work.cancel()
 
-    def _number(self, name: str, label: str, default: float, least: float, most: float) -> ui.number:
+    def _number(
+        self,
+        name: str,
+        label: str,
+        default: float,
+        least: float,
+        most: float,
+    ) -> ui.number:
         value = min(most, max(least, self.page.number(name, default)))
-        field = ui.number(label, value=value, min=least, max=most).props("dense outlined").classes("narrow")
+        field = (
+            ui.number(
+                label,
+                value=value,
+                min=least,
+                max=most,
+            )
+            .props("dense outlined")
+            .classes("narrow")
+        )
         field.on_value_change(lambda event: self.page.set(**{name: event.value}))
         return field
 

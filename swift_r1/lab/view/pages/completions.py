@@ -114,7 +114,13 @@ class _Completions:
     def _link(self, row: Row) -> str:
         of = self.page.text("of") or None
         request = row.get("request_id") if of else None
-        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of, request=request)
+        address = self.page.link(
+            "/group",
+            step=row.get("step"),
+            group=row.get("group"),
+            of=of,
+            request=request,
+        )
         return address if row.get("number") is None else f"{address}#n{row['number']}"
 
     def _sortable(self) -> list[str]:
@@ -147,7 +153,13 @@ class _Completions:
     def _choice(self, name: str, label: str, options: list[str]) -> ui.select:
         value = self.page.text(name)
         options = [*options, value] if value and value not in options else options
-        field = ui.select(options, label=label, value=value or None, clearable=True, with_input=len(options) > 8)
+        field = ui.select(
+            options,
+            label=label,
+            value=value or None,
+            clearable=True,
+            with_input=len(options) > 8,
+        )
         field.props("dense outlined options-dense").classes("narrow")
         return field.on_value_change(lambda event: self._change(**{name: event.value}))
 

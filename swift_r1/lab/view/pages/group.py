@@ -38,7 +38,12 @@ async def group(page: Page) -> None:
     with ui.element("div").classes("view-row"):
         ui.link("this prompt over time", page.link("/prompt", prompt=prompt_id, of=of))
         ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of))
-    known = {"step": step, "group": number, "prompt_id": prompt_id, "completions": len(rows)}
+    known = {
+        "step": step,
+        "group": number,
+        "prompt_id": prompt_id,
+        "completions": len(rows),
+    }
     rich(facts(known | data_columns(first)))
     rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
     invalid = await asyncio.to_thread(invalid_rewards, page.run.path, step, prompt_id)
@@ -50,7 +55,14 @@ async def group(page: Page) -> None:
         if (row.get("request_id"), row["number"]) in there:
             links["tokens"] = tokens_link(page, row, of)
         if is_long(row) and whole != str(row["number"]):
-            place = page.link("/group", step=step, group=number, of=of, request=request or None, whole=row["number"])
+            place = page.link(
+                "/group",
+                step=step,
+                group=number,
+                of=of,
+                request=request or None,
+                whole=row["number"],
+            )
             links["whole text"] = f"{place}#n{row['number']}"
         cards.append(card(row, reasons_of(row, invalid), links, whole == str(row["number"])))
     rich(f'<div class="cards">{"".join(cards)}</div>')

@@ -162,7 +162,11 @@ def _options(
 ) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]
-    unit = {0.0: "step", 1.0: "hours of training", 60.0: "minutes of training"}[shown.per_hour]
+    unit = {
+        0.0: "step",
+        1.0: "hours of training",
+        60.0: "minutes of training",
+    }[shown.per_hour]
     lasts = [shown.per_hour * sum(log.hours().values[-1:]) if shown.per_hour else log.last_step for log in logs]
     found = {}
     for panel in panels(groups, everything):
@@ -181,7 +185,15 @@ def _options(
 def _meanings(names: Collection[str]) -> str:
     """Returns what the metrics of these names are, as HTML; families as one."""
     found = dict.fromkeys(one for group in GROUPS.values() for one in group if any(map(one.pattern.fullmatch, names)))
-    rows = [{"metric": one.name, "what it is": one.meaning, "unit": one.unit, "healthy": one.healthy} for one in found]
+    rows = [
+        {
+            "metric": one.name,
+            "what it is": one.meaning,
+            "unit": one.unit,
+            "healthy": one.healthy,
+        }
+        for one in found
+    ]
     text = _table([{name: value.replace("`", "") for name, value in row.items()} for row in rows])
     return f"<details><summary>what the curves mean</summary>{text}</details>"
 

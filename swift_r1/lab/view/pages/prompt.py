@@ -68,7 +68,12 @@ async def _list(page: Page) -> None:
     await show()
 
 
-def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: str | None) -> str:
+def _prompts(
+    page: Page,
+    rows: Sequence[dict[str, Any]],
+    probes: set[str],
+    of: str | None,
+) -> str:
     lines = []
     for row in rows:
         href = markup(page.link("/prompt", prompt=row["prompt_id"], of=of))
@@ -176,7 +181,13 @@ def side_by_side(
         text = str(row.get("completion"))[:_TEXT]
         said = markup(text) if before is None else word_diff(before, text)
         href = markup(
-            page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id"))
+            page.link(
+                "/group",
+                step=step,
+                group=row.get("group"),
+                of=of or None,
+                request=row.get("request_id"),
+            )
         )
         head = f'<a href="{href}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
         if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
