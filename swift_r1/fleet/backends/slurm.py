@@ -17,6 +17,7 @@ from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TER
 from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.slurm_job import components, job_script, slurm_options
 from swift_r1.fleet.run_file import RunFile
+from swift_r1.record.folder import checkpoints_of
 from swift_r1.runtime.processes import say
 
 _ASK_S = 2.0
@@ -152,8 +153,7 @@ def _starts_without_a_step(folder: Path, log: Path) -> int:
     """Counts the starts of a job, this one included, that have ended with the same checkpoint; `log` has those
     before."""
     before = log.read_text(encoding="utf-8").split() if log.exists() else ["0"]
-    steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*[0-9]")]
-    step = str(max(steps, default=0))
+    step = str(max(checkpoints_of(folder), default=0))
     log.write_text("\n".join([*before, step]) + "\n", encoding="utf-8")
     return next((count for count, one in enumerate(reversed(before)) if one != step), len(before))
 

@@ -62,7 +62,11 @@ def rows_table(
 
 
 def _head(name: str, sort: str | None, descending: bool) -> str:
-    arrow, state = ((" ▼", "descending") if descending else (" ▲", "ascending")) if name == sort else ("", "none")
+    arrow = ""
+    state = "none"
+    if name == sort:
+        arrow = " ▼" if descending else " ▲"
+        state = "descending" if descending else "ascending"
     label = html.escape(clean(name))
     return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{markup(name)}{arrow}</button></th>'
 
@@ -110,8 +114,8 @@ def card(
     others = _others(row)
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
     for number, other in enumerate(others, 1):
-        title = f"conversation {number} of {len(others) + 1}: ended before this one"
-        text += f"<details><summary>{title}</summary>{turns(other, whole)}</details>"
+        summary = f"conversation {number} of {len(others) + 1}: ended before this one"
+        text += f"<details><summary>{summary}</summary>{turns(other, whole)}</details>"
     return (
         f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
         f'<nav class="links">{lead}</nav>{text}</article>'
