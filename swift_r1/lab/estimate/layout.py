@@ -113,7 +113,10 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
         faults.append(f"{layout.ranks} ranks for {job.updated} completions of an optimizer step")
     for role in job.others:
         memory.append(other_memory(job, role))
-    faults += [f"{one.role}: {one.total / GIB:.1f} GiB of {one.room / GIB:.1f}" for one in memory[1:] if not one.fits]
+    for server_memory in memory[1:]:
+        if not server_memory.fits:
+            total = server_memory.total / GIB
+            faults.append(f"{server_memory.role}: {total:.1f} GiB of {server_memory.room / GIB:.1f}")
     phases, step, overlapped = _seconds(job, layout, trainer, server)
     sent = {
         "push, whole": whole_bytes(job.model.total, job.width),
@@ -201,12 +204,15 @@ def _generate(
 def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
     """Returns how a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down
     a tree of servers."""
-    asked = job.args.weight_transport
     one_machine = layout.devices <= job.per_node
-    transport = asked if asked != "auto" else "shm" if one_machine or layout.mode == "colocate" else "http"
-    asked_fanout = 0 if one_machine and job.args.weight_fanout is None else job.args.weight_fanout
+    transport = job.args.weight_transport
+    if transport == "auto":
+        transport = "shm" if one_machine or layout.mode == "colocate" else "http"
+    fanout = job.args.weight_fanout
+    if one_machine and fanout is None:
+        fanout = 0
     delta = job.args.weight_delta != "false" and job.args.train_type == "full"
-    return transport, delta, fanout_of(asked_fanout, layout.replicas)
+    return transport, delta, fanout_of(fanout, layout.replicas)
 
 
 def _other_seconds(job: Job, role: ServerRole) -> float:
