@@ -81,13 +81,12 @@ class LaneRows:
 
     def _sort(self) -> None:
         """Orders what a clock that was set back has mixed up."""
-        if not self._sorted:
-            order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-            self.starts = array("d", [self.starts[index] for index in order])
-            self.ends = array("d", [self.ends[index] for index in order])
-            self.steps = array("q", [self.steps[index] for index in order])
-            self._kinds = array("i", [self._kinds[index] for index in order])
-            self._sorted = True
+        if self._sorted:
+            return
+        order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+        for column in (self.starts, self.ends, self.steps, self._kinds):
+            column[:] = array(column.typecode, [column[index] for index in order])
+        self._sorted = True
 
     def __len__(self) -> int:
         return len(self.starts)

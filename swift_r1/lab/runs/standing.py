@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
@@ -29,8 +30,10 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
     for benchmark, names in log.benchmarks().items():
         name = "accuracy" if "accuracy" in names else names[0]
         for last in log.evaluations(benchmark, name)[-1:]:
-            interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
-            found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
+            text = f"{last.value:.3g}"
+            if last.low is not None and last.high is not None:
+                text += f" [{last.low:.3g}, {last.high:.3g}]"
+            found[f"{benchmark}: {name}"] = text
     return found
 
 
@@ -47,8 +50,10 @@ def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
 def duration(seconds: float) -> str:
     """Two units of it: 2 h 5 min."""
     whole = round(seconds)
-    for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    for (size, name), (smaller, rest_name) in pairwise(units):
         if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {name}" + (f" {rest} {less}" if rest else "")
+            text = f"{whole // size} {name}"
+            rest = whole % size // smaller
+            return f"{text} {rest} {rest_name}" if rest else text
     return f"{whole} s"

@@ -56,21 +56,20 @@ class PlannedRun:
 def make_points(args: SweepArguments) -> list[Point]:
     """The grid's combinations, the last flag varying fastest, or the list's points; one where only seeds vary."""
     if args.runs:
-        listed = [json.loads(text) for text in args.runs]
-        changes = [{name: value for name, value in _plain(one).items() if name != "name"} for one in listed]
-        names = [str(one.get("name") or _named(own)) for one, own in zip(listed, changes, strict=True)]
+        listed = [_plain(json.loads(text)) for text in args.runs]
     else:
-        changes = [dict(zip(_plain(args.grid), values, strict=True)) for values in product(*args.grid.values())]
-        names = [_named(own) for own in changes]
+        listed = [dict(zip(_plain(args.grid), values, strict=True)) for values in product(*args.grid.values())]
     points: dict[str, Point] = {}
-    for name, own in zip(names, changes, strict=True):
+    for changes in listed:
+        given = changes.pop("name", None) if args.runs else None
+        name = str(given or _named(changes))
         short = re.sub(r"[^\w.+=,-]+", "-", name, flags=re.ASCII)[:_LONGEST_NAME].strip("-.,") or "run"
         unique = short
         number = 1
         while unique in points:
             number += 1
             unique = f"{short}-{number}"
-        points[unique] = Point(len(points), unique, own)
+        points[unique] = Point(len(points), unique, changes)
     return list(points.values())
 
 
@@ -96,19 +95,18 @@ def plan_runs(
     planned = []
     for seed, (point, (words, found, world)) in product(seeds, zip(points, checked, strict=True)):
         name = point.name if seed is None else f"{point.name},seed={seed}".removeprefix("run,")
+        seeded = [] if seed is None else ["--seed", str(seed)]
         own = ["--output_dir", str(folder / name), "--add_version", "false", "--resume_from_checkpoint", "last"]
-        own = own if seed is None else ["--seed", str(seed), *own]
-        planned.append(
-            PlannedRun(
-                name,
-                point.name,
-                seed,
-                (folder / name).absolute(),
-                [*words, *own],
-                found,
-                world,
-            )
+        run = PlannedRun(
+            name,
+            point.name,
+            seed,
+            (folder / name).absolute(),
+            [*words, *seeded, *own],
+            found,
+            world,
         )
+        planned.append(run)
     return planned
 
 
