@@ -98,11 +98,11 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     content = _load(Path(path))
     faults = list(unknown(content, _SECTIONS, "section"))
     sections = {name: _mapping(content, name, faults) for name in _SECTIONS}
-    roles = {
-        str(name): role
-        for name, values in sections["roles"].items()
-        if (role := _role(str(name), values, faults)) is not None
-    }
+    roles = {}
+    for name, values in sections["roles"].items():
+        role = _role(name, values, faults)
+        if role is not None:
+            roles[name] = role
     if "roles" not in content:
         faults.append("roles is missing: at least `roles: {train: {}}`")
     elif TRAIN not in sections["roles"]:
@@ -255,8 +255,12 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
         elif value is not None and (is_secret(name) or has_password(str(value))):
             faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
         else:
-            found[name] = value if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+            found[name] = None if value is None else _text_of(value)
     return found
+
+
+def _text_of(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:

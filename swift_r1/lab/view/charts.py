@@ -114,23 +114,28 @@ def line_options(
 
 def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
     colour = series_colour(line.colour)
-    style = {
+    style: dict[str, Any] = {
         "color": colour,
         "width": 1 if line.faint else 2,
         "opacity": 0.3 if line.faint else 1,
     }
-    return {
+    if line.dashed:
+        style["type"] = "dashed"
+    options = {
         "type": "line",
         "name": line.name,
         "data": [[x, None if log and y is not None and y <= 0 else y] for x, y in line.points],
         "showSymbol": len(line.points) < 40 and not line.faint and not area,
         "symbolSize": 5,
-        "lineStyle": style | ({"type": "dashed"} if line.dashed else {}),
+        "lineStyle": style,
         "itemStyle": {"color": colour},
         "emphasis": {"disabled": True},
         "tooltip": {"show": not line.faint},
         "z": 2 if line.faint else 3,
-    } | ({"stack": "all", "areaStyle": {"color": colour, "opacity": 0.7}} if area else {})
+    }
+    if area:
+        options |= {"stack": "all", "areaStyle": {"color": colour, "opacity": 0.7}}
+    return options
 
 
 def _band(line: Line) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def _number(row: Mapping[str, Any]) -> int:
 
 
 def mean_reward(rows: Iterable[dict[str, Any]]) -> float | None:
-    known = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
-    known = [value for value in known if math.isfinite(value)]
+    rewards = [row.get("reward") for row in rows]
+    known = [value for value in rewards if isinstance(value, int | float) and math.isfinite(value)]
     return sum(known) / len(known) if known else None
 
 
@@ -180,16 +180,14 @@ def side_by_side(
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]
         said = markup(text) if before is None else word_diff(before, text)
-        href = markup(
-            page.link(
-                "/group",
-                step=step,
-                group=row.get("group"),
-                of=of or None,
-                request=row.get("request_id"),
-            )
+        address = page.link(
+            "/group",
+            step=step,
+            group=row.get("group"),
+            of=of or None,
+            request=row.get("request_id"),
         )
-        head = f'<a href="{href}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
+        head = f'<a href="{markup(address)}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
         if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
             head += f', <a href="{markup(tokens_link(page, row, of or None))}">tokens</a>'
         got = markup(f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}")

@@ -48,16 +48,14 @@ async def tokens(page: Page) -> None:
         of = "eval" if page.text("probe") else None
         step = one.step if one.round_step is None else one.round_step
         request = one.request_id if of else None
-        ui.link(
-            "its group",
-            page.link(
-                "/group",
-                step=step,
-                group=one.group,
-                request=request,
-                of=of,
-            ),
+        address = page.link(
+            "/group",
+            step=step,
+            group=one.group,
+            request=request,
+            of=of,
         )
+        ui.link("its group", address)
         ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id, of=of))
     _Tokens(page, record, row, [other.step for other in rows])
     page.problems(record, record.problems)
@@ -138,10 +136,8 @@ class _Tokens:
             "optimizer step": row.step,
         }
         facts |= {"sequence": row.sequence} if row.sequence else {}
-        rich(
-            " · ".join(f"{name} {markup(shown(value))}" for name, value in facts.items())
-            + f" · {len(self.ids):,} tokens"
-        )
+        texts = [f"{name} {markup(shown(value))}" for name, value in facts.items()]
+        rich(" · ".join([*texts, f"{len(self.ids):,} tokens"]))
         prompt = record.text(row.prompt_token_ids or [])
         rich(f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>')
         if known:
