@@ -15,8 +15,7 @@ import yaml
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.fleet.backend import ClusterBackend
 from swift_r1.fleet.commands import rank_variables, server_words, train_words
-from swift_r1.fleet.options import hosts_faults, read_options
-from swift_r1.fleet.run_file import TRAIN, Role, RunFile
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
 
 PORT = 8000
 MASTER_PORT = 29500

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
-from swift_r1.fleet.options import read_options
-from swift_r1.fleet.run_file import RunFile
+from swift_r1.fleet.run_file import RunFile, read_options
 
 
 class LocalBackend:

@@ -20,8 +20,7 @@ from typing import Any
 from swift_r1.errors import UsageError
 from swift_r1.fleet.backend import AgentPipe, Node, agent_words
 from swift_r1.fleet.backends.local import LocalBackend
-from swift_r1.fleet.options import hosts_faults, read_options
-from swift_r1.fleet.run_file import TRAIN, Role, RunFile
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
 from swift_r1.runtime.processes import last_line, say
 
 DEFAULT_WAIT_S = 600

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.options import option_faults, read_options
-from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile
+from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile, option_faults, read_options
 
 DEFAULT_WARNING_S = 300
 _START_S = 60  # that servers and training take at the least to start

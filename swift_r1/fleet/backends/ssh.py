@@ -10,8 +10,7 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
-from swift_r1.fleet.options import option_faults, read_options
-from swift_r1.fleet.run_file import RunFile
+from swift_r1.fleet.run_file import RunFile, option_faults, read_options
 
 _CONNECT_S = 10
 _KINDS = {"hosts": list, "python": str, "folder": str, "config": str}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from swift_r1.errors import UsageError
 
 LENGTH = "completion/characters"
 FAILURE = "completion/failure"
@@ -13,20 +16,22 @@ CORRECT = "completion/correct"
 first reward function, which tells whether it is right."""
 
 STORED = {
-    **{
-        "step": "BIGINT",
-        "group": "BIGINT",
-        "number": "BIGINT",
-        "weight_version": "BIGINT",
-    },
-    **{"reward": "DOUBLE", "advantage": "DOUBLE"},
-    **{"prompt_id": "VARCHAR", "request_id": "VARCHAR", "finish_reason": "VARCHAR"},
+    "step": "BIGINT",
+    "group": "BIGINT",
+    "number": "BIGINT",
+    "weight_version": "BIGINT",
+    "reward": "DOUBLE",
+    "advantage": "DOUBLE",
+    "prompt_id": "VARCHAR",
+    "request_id": "VARCHAR",
+    "finish_reason": "VARCHAR",
 }
 """Columns of the file that the table `completions` has; the others are read from the lines when they are asked for."""
 JUDGED = {CORRECT: "DOUBLE", FAILURE: "VARCHAR"}
 _INDEXED = STORED | JUDGED | {LENGTH: "BIGINT"}
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains")
 
+_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<operator><=|>=|!=|=|<|>|\bcontains\b)\s*(?P<value>.*?)\s*", re.S)
 _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
 
 
@@ -165,3 +170,32 @@ def order(query: CompletionQuery, keys: Sequence[str]) -> str:
     """Returns what follows ORDER BY, of these names or terms."""
     direction = "DESC NULLS LAST" if query.descending else "NULLS LAST"
     return ", ".join([*(f"{key} {direction}" for key in keys), "id DESC" if query.descending and not keys else "id"])
+
+
+def read_conditions(text: str) -> list[tuple[str, str, Any]]:
+    """Reads conditions as people write them, `reward>=0.5; finish_reason=length; nums contains 25`, for
+    `CompletionQuery.where`: `null` is None, text in double quotes is text whatever it reads
+    like. Raises UsageError for what is no condition."""
+    found: list[tuple[str, str, Any]] = []
+    for part in _parts(text):
+        match = _CONDITION.fullmatch(part)
+        if match is None or (match["value"] == "null" and match["operator"] not in ("=", "!=")):
+            raise UsageError(f"{part.strip()!r} is no condition: write a column, one of {' '.join(OPERATORS)}, a value")
+        value: Any = match["value"]
+        quoted = len(value) > 1 and value[0] == value[-1] == '"'
+        found.append((match["column"], match["operator"], value[1:-1] if quoted else _value(value)))
+    return found
+
+
+def _parts(text: str) -> Sequence[str]:
+    """Returns what stands between semicolons, except between those in double quotes."""
+    return [part for part in re.findall(r'(?:"[^"]*"|[^;])+', text) if part.strip()]
+
+
+def _value(text: str) -> Any:
+    if text == "null":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text

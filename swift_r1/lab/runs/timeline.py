@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from swift_r1.lab.runs.lanes import LaneRows, Span, SpanBlock, is_step, is_time
+from swift_r1.lab.runs.span_lanes import LaneRows, Span, SpanBlock, is_step, is_time
 from swift_r1.record.events import EVENTS
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.lines import JsonRows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageError
-from swift_r1.lab.runs.standing import seconds_left
+from swift_r1.lab.runs.progress import seconds_left
 from swift_r1.lab.sweep.flags import SweepArguments
 from swift_r1.lab.sweep.judging import hopeless, recent
 from swift_r1.lab.sweep.places import RunSlot

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from swift_r1.lab.report.blocks import Note, Section, Table
-from swift_r1.lab.runs.standing import duration, standing
+from swift_r1.lab.runs.progress import duration, progress_of
 from swift_r1.lab.sweep.judging import Ranked
 from swift_r1.lab.sweep.running import State, Sweep, SweepRun
 
@@ -29,7 +29,7 @@ _STYLES: dict[State, str] = {
 
 def change(sweep: Sweep, run: SweepRun) -> Text:
     """A line about the state that a run has come to."""
-    now = standing(run.folder, run.log) if run.log.last_step and run.state != "running" else {}
+    now = progress_of(run.folder, run.log) if run.log.last_step and run.state != "running" else {}
     where = str(run.output) if run.state == "failed" else ""
     more = filter(None, (run.why, now.get("progress"), now.get("time"), where))
     done = sweep.count("ended", "stopped", "failed")
@@ -51,7 +51,7 @@ def runs_table(sweep: Sweep) -> RichTable:
         table.add_column(name, justify="right", overflow="fold")
     order = list(_STYLES)
     for run in sorted(sweep.runs, key=lambda run: order.index(run.state)):  # of too many the last ones are not seen
-        now = standing(run.folder, run.log) if run.plan.folder.is_dir() else {}
+        now = progress_of(run.folder, run.log) if run.plan.folder.is_dir() else {}
         value = run.value(sweep.args.metric, sweep.args.over)
         shown = "" if math.isnan(value) else f"{value:.4g}"
         words = (run.plan.name, run.state, now.get("progress", "").split(",")[0], shown, now.get("time", ""))

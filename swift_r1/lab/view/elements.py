@@ -11,7 +11,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.view.asking import (
+from swift_r1.lab.view.answer_sources import (
     AnswerSource,
     CheckpointSource,
     ServerSource,

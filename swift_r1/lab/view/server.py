@@ -23,7 +23,7 @@ from swift_r1.errors import EXIT_OK, EXIT_PORT_TAKEN, EXIT_TERMINATED, PortTaken
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import LOOPBACK
-from swift_r1.lab.view.guard import Guard
+from swift_r1.lab.view.access import Guard
 from swift_r1.runtime.processes import end_with_parent, leave, say
 from swift_r1.serving.server import bind
 

@@ -18,8 +18,8 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import FAILURE, CompletionQuery
-from swift_r1.lab.runs.standing import standing
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import COMPLETIONS, RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
@@ -59,7 +59,7 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
         table.refresh()
         query = _asked(table, step, prompt)
         if len(runs) > 1:
-            states = [standing(run, log) for run, log in zip(runs, logs, strict=True)]
+            states = [progress_of(run, log) for run, log in zip(runs, logs, strict=True)]
             rows = [[_line(state.get(name, "")) for name in _STATE] for state in states]
             console.print(_table(_STATE, rows))
             console.print(f"\n{_line(newest.name)}")
@@ -96,7 +96,7 @@ def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> Comp
 
 
 def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
-    about = standing(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
+    about = progress_of(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
     rows = [[_line(name), _line(text)] for name, text in about.items() if text and name not in _LEFT_OUT]
     console.print(_table(["", ""], rows, head=False))
     _show(console, ["metric", f"to step {log.last_step:,}", "first", "last"], _metrics(log))

@@ -12,9 +12,9 @@ from hypothesis import strategies as some
 
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.lab.runs.completions import Heatmap
-from swift_r1.lab.view.asking import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
+from swift_r1.lab.runs.query import read_conditions
+from swift_r1.lab.view.answer_sources import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
 from swift_r1.lab.view.completion_html import card, data_columns, is_long, reasons_of, rows_table, shown
-from swift_r1.lab.view.conditions import read_conditions
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]

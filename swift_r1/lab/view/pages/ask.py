@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.errors import SwiftError
-from swift_r1.lab.view.asking import ModelAnswer, PageQuestion
+from swift_r1.lab.view.answer_sources import ModelAnswer, PageQuestion
 from swift_r1.lab.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
 from swift_r1.lab.view.markup import markup

@@ -10,9 +10,8 @@ from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
+from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery, read_conditions
 from swift_r1.lab.view.completion_html import Row, length_column, reward_columns, rows_table
-from swift_r1.lab.view.conditions import read_conditions
 from swift_r1.lab.view.elements import next_item_keys, of_choice, table_of
 from swift_r1.lab.view.shell import Latest, Page, view_page
 

@@ -9,11 +9,11 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.lab.report.parts import command, facts
-from swift_r1.lab.runs.standing import standing
+from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.timeline import Mark, Timeline
 from swift_r1.lab.view import charts
 from swift_r1.lab.view.curves import CurveControls, RunGroup, lines, panels
-from swift_r1.lab.view.marks import ticks
+from swift_r1.lab.view.event_ticks import ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
@@ -63,7 +63,7 @@ class _Overview:
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
         self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
-        self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
+        self.standings = [progress_of(run, log) for run, log in zip(self.found, self.logs, strict=True)]
 
     def _show_state(self) -> None:
         rows = self.standings

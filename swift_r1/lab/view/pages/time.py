@@ -9,10 +9,10 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from swift_r1.lab.runs.lanes import SpanBlock
+from swift_r1.lab.runs.span_lanes import SpanBlock
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view import charts
-from swift_r1.lab.view.marks import ticks
+from swift_r1.lab.view.event_ticks import ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 

@@ -1,4 +1,4 @@
-"""The standing of a run, in words: how far it is, how long the rest takes, what it has reached."""
+"""The progress of a run, in words: how far it is, how long the rest takes, what it has reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swift_r1.record.metric_log import MetricLog
 _LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
 
-def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
+def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
     """Returns by name `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each
     benchmark."""
     total = run.plan.get("total_steps")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed
 from swift_r1.lab.view import asking
-from swift_r1.lab.view.asking import CheckpointSource, PageQuestion, ServerSource
+from swift_r1.lab.view.answer_sources import CheckpointSource, PageQuestion, ServerSource
 
 
 def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
