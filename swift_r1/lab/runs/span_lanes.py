@@ -84,7 +84,8 @@ class LaneRows:
         if self._sorted:
             return
         order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-        for column in (self.starts, self.ends, self.steps, self._kinds):
+        columns: tuple[array[Any], ...] = (self.starts, self.ends, self.steps, self._kinds)
+        for column in columns:
             column[:] = array(column.typecode, [column[index] for index in order])
         self._sorted = True
 
