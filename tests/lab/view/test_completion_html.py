@@ -65,6 +65,7 @@ def test_all_conversations_of_an_episode_are_there() -> None:
     said = [[{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}] for name in "abc"]
     html = card({"messages": said[2], "other_messages": said[:2], "sequences": 3}, [], {})
     assert html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    assert "<h3>completion " in html
     assert not is_long({"messages": said[2], "other_messages": said[:2]})
     said[0][1]["content"] *= 10_000
     assert is_long({"messages": said[2], "other_messages": said[:2]})
