@@ -17,7 +17,7 @@ from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, unknown_flag
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
-from swift_r1.fleet.backends import ENGINES
+from swift_r1.fleet.backends import BACKENDS
 from swift_r1.fleet.commands import shared_variables
 from swift_r1.fleet.dry_run import dry_run
 from swift_r1.fleet.flags import LaunchArguments
@@ -26,7 +26,7 @@ from swift_r1.launch.run_folder import holds_run, make_run_folder, run_folder_fa
 from swift_r1.record.folder import newest_version
 from swift_r1.runtime.processes import run_folder_held, say
 
-_USAGE = f"""swift launch RUN.yaml [--on {"|".join(ENGINES)}] [--dry_run] [--flag value ...]
+_USAGE = f"""swift launch RUN.yaml [--on {"|".join(BACKENDS)}] [--dry_run] [--flag value ...]
 
 Starts a run's rollout servers, judge and teacher and its trainer, gives them keys and addresses, watches them, restarts
 what fails, and ends everything with the run. RUN.yaml has flags and a table of roles (docs/launch.md):
@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
         raise UsageError("name the file first: swift launch run.yaml")
     args, overrides = _read_flags(words[1:])
     run_file = read_run_file(words[0], overrides)
-    module = importlib.import_module(ENGINES[args.on])
+    module = importlib.import_module(BACKENDS[args.on])
     if hasattr(module, "hand_over"):
         code = module.hand_over(run_file, _without_dry_run(words), args.dry_run)
         if code is not None:
@@ -66,16 +66,16 @@ def run(words: Sequence[str]) -> int:
     key = os.environ.get(API_KEY_VARIABLE) or secrets.token_hex(16)
     environ = shared_variables(run_file, key, os.environ)
     if args.dry_run:
-        planned = getattr(module, "planned", module.open_engine)
+        planned = getattr(module, "planned", module.open_backend)
         print(dry_run(run_file, planned(run_file, args.silence_timeout), environ))
         return EXIT_OK
     faults = run_folder_faults(run_file.args, World())
     if faults:
         raise UsageError(*faults)
-    engine = module.open_engine(run_file, args.silence_timeout)
+    backend = module.open_backend(run_file, args.silence_timeout)
     resume = run_file.args.resume_from_checkpoint == LAST
     folder = _folder(run_file, resume)
-    code = _launch(run_file, engine, args, environ, folder, resume)
+    code = _launch(run_file, backend, args, environ, folder, resume)
     output_dir = Path(str(run_file.args.output_dir))
     return int(module.after(code, folder, output_dir, args.max_restarts)) if hasattr(module, "after") else code
 
@@ -132,7 +132,7 @@ def _folder(run_file: RunFile, resume: bool) -> Path:
 
 
 def _launch(
-    run_file: RunFile, engine: Any, args: LaunchArguments, environ: dict[str, str], folder: Path, resume: bool
+    run_file: RunFile, backend: Any, args: LaunchArguments, environ: dict[str, str], folder: Path, resume: bool
 ) -> int:
     from swift_r1.fleet.driver import Driver
     from swift_r1.fleet.show import Display
@@ -145,7 +145,7 @@ def _launch(
     with run_folder_held(logs, wait_s=1), Display(logs) as display:
         display.say(f"run folder: {folder}")
         driver = Driver(
-            run_file, engine, args, environ, str(folder), logs, resume, display.say, display.show, display.changed
+            run_file, backend, args, environ, str(folder), logs, resume, display.say, display.show, display.changed
         )
         try:
             return driver.run()

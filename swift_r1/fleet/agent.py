@@ -61,7 +61,7 @@ class Child:
 
 @dataclass
 class NodeAgent:
-    """What is under way on this node.
+    """The agent of this node, and all that is under way here.
 
     Orders, each with `do`, and the answers, which have the order's `ask`:
         start: `id`, `words`, `environ` (beside the agent's own), `cwd`, `cpus` (a list or null), `end_s`.
@@ -231,7 +231,7 @@ class NodeAgent:
         self.unsent += json.dumps({"event": event, **values}).encode() + b"\n"
 
     def send(self) -> None:
-        """As much as the way to the driver takes now."""
+        """Writes as much as the way to the driver takes now."""
         try:
             del self.unsent[: os.write(self.out, self.unsent)]
         except BlockingIOError:
@@ -269,8 +269,8 @@ def remove_what_is_left() -> None:
 
 
 def about_node() -> dict[str, Any]:
-    """What the driver wants to know of this node: name, address, usable CPUs and GPUs (as CUDA_VISIBLE_DEVICES names
-    them), interpreter, folder, version."""
+    """Returns what the driver wants to know of this node: name, address, usable CPUs and GPUs (as CUDA_VISIBLE_DEVICES
+    names them), interpreter, folder, version."""
     connected = os.environ.get("SSH_CONNECTION", "").split()  # client, its port, this host, its port
     try:
         named = socket.gethostbyname(socket.gethostname())

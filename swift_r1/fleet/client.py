@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from swift_r1.errors import SwiftError, one_line
-from swift_r1.fleet.engine import AgentPipe, ClusterBackend, Node
+from swift_r1.fleet.backend import AgentPipe, ClusterBackend, Node
 
 Event = Mapping[str, Any]
 _PING_S = 1.0
@@ -27,11 +27,11 @@ class AgentClient:
         heard: when it last said something (`time.monotonic`).
     """
 
-    def __init__(self, engine: ClusterBackend, node: Node, events: SimpleQueue[Any]) -> None:
+    def __init__(self, backend: ClusterBackend, node: Node, events: SimpleQueue[Any]) -> None:
         self.node = node
         self.heard = time.monotonic()
         self.about: Event | None = None
-        self._engine = engine
+        self._backend = backend
         self._events = events
         self._pipe: AgentPipe | None = None
         self._orders: SimpleQueue[bytes | None] = SimpleQueue()
@@ -43,7 +43,7 @@ class AgentClient:
 
     def _listen(self) -> None:
         try:
-            self._pipe = self._engine.connect(self.node)
+            self._pipe = self._backend.connect(self.node)
             if self._closed.is_set():
                 self._pipe.close()
             threading.Thread(target=self._send, args=(self._pipe,), name=f"to {self.node.name}", daemon=True).start()
@@ -72,7 +72,7 @@ class AgentClient:
                 return
 
     def _pass_on(self, pipe: AgentPipe) -> str:
-        """What the agent says, to its end; returns why that came."""
+        """Passes on what the agent says, to its end; returns why that came."""
         while line := pipe.receive():
             try:
                 event = json.loads(line)

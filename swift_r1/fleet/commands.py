@@ -24,10 +24,14 @@ def server_words(run: RunFile, role: str, address: str, port: int) -> list[str]:
 
 
 def train_words(
-    run: RunFile, urls: Mapping[str, Sequence[str]], folder: str, resume: bool, server_file: str | None = None
+    run: RunFile,
+    urls: Mapping[str, Sequence[str]],
+    folder: str,
+    resume: bool,
+    server_file: str | None = None,
 ) -> list[str]:
-    """Of each node that trains, into `folder`; `urls` are the addresses of the servers of each role, of which those of
-    the rollout servers may be in a file instead."""
+    """Returns the command of each node that trains, into `folder`; `urls` are the addresses of the servers of each
+    role, of which those of the rollout servers may be in a file instead."""
     flags: dict[str, Any] = with_addresses(run.rlhf, urls, server_file) | {"output_dir": folder, "add_version": False}
     if resume:
         flags["resume_from_checkpoint"] = LAST
@@ -35,16 +39,27 @@ def train_words(
 
 
 def server_file(folder: str) -> str:
-    """Where the addresses of the rollout servers are."""
+    """Returns the path of the file with the addresses of the rollout servers."""
     return f"{folder}/launch/servers.txt"
 
 
-def rank_variables(run: RunFile, nodes: int, number: int, address: str, port: int) -> dict[str, str]:
-    """Where a node's ranks are among all."""
+def rank_variables(
+    run: RunFile,
+    nodes: int,
+    number: int,
+    address: str,
+    port: int,
+) -> dict[str, str]:
+    """Returns the variables that place a node's ranks among all."""
     own = {"NPROC_PER_NODE": str(run.roles[TRAIN].processes)}
     if nodes == 1:
         return own
-    return own | {"NNODES": str(nodes), "NODE_RANK": str(number), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    return own | {
+        "NNODES": str(nodes),
+        "NODE_RANK": str(number),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
 
 
 def device_variables(place: NodeSlot, node_has_gpus: bool) -> dict[str, str]:
@@ -52,8 +67,8 @@ def device_variables(place: NodeSlot, node_has_gpus: bool) -> dict[str, str]:
 
 
 def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Of all processes: the file's, the servers' key, and this process's keys of trackers and hubs. Raises UsageError:
-    one that the file only names is not set here."""
+    """Returns the variables of all processes: the file's, the servers' key, and this process's keys of trackers and
+    hubs. Raises UsageError: one that the file only names is not set here."""
     missing = [name for name, value in run.environ.items() if value is None and name not in environ]
     if missing:
         raise UsageError(*(f"{run.path}: environ: {name} has no value, and is not set here" for name in missing))
@@ -63,8 +78,13 @@ def shared_variables(run: RunFile, key: str, environ: Mapping[str, str]) -> dict
     return passed | given | {API_KEY_VARIABLE: key}
 
 
-def shown_command(python: str, folder: str | None, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """For a shell; the values of keys are `***`."""
+def shown_command(
+    python: str,
+    folder: str | None,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+) -> str:
+    """Writes a command for a shell; the values of keys are `***`."""
     shown = {
         name: "***" if is_secret(name) or has_password(value) else shlex.quote(value) for name, value in environ.items()
     }

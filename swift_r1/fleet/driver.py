@@ -11,8 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
+from swift_r1.fleet.backend import ClusterBackend
 from swift_r1.fleet.client import AgentClient, Event
-from swift_r1.fleet.engine import ClusterBackend
 from swift_r1.fleet.flags import LaunchArguments
 from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot, NoRoom, place_roles
@@ -38,7 +38,7 @@ class Driver:
     def __init__(
         self,
         run: RunFile,
-        engine: ClusterBackend,
+        backend: ClusterBackend,
         args: LaunchArguments,
         environ: Mapping[str, str],
         folder: str,
@@ -55,7 +55,7 @@ class Driver:
         self._show = show
         self._changed = changed
         self._events: SimpleQueue[Any] = SimpleQueue()  # which a signal's handler may put into
-        self.fleet = Fleet(engine, self._events, args.silence_timeout)
+        self.fleet = Fleet(backend, self._events, args.silence_timeout)
         self.interrupted: int | None = None
         self._looked = 0.0
         self._begun = self._ending = self._at_once = False

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from swift_r1.errors import UsageError
 from swift_r1.flags.rollout import url_of
+from swift_r1.fleet.backend import ClusterBackend, Node
 from swift_r1.fleet.commands import (
     device_variables,
     rank_variables,
@@ -16,7 +17,6 @@ from swift_r1.fleet.commands import (
     shown_command,
     train_words,
 )
-from swift_r1.fleet.engine import ClusterBackend, Node
 from swift_r1.fleet.placement import NodeSlot, NoRoom, Room, place_roles
 from swift_r1.fleet.run_file import ROLLOUT, SERVERS, TRAIN, RunFile
 from swift_r1.launch.nodes import DEFAULT_MASTER_PORT
@@ -25,15 +25,15 @@ _FIRST_PORT = 8000
 _ENOUGH = 4096  # GPUs or cores of a node of which nobody has said how many it has
 
 
-def dry_run(run: RunFile, engine: ClusterBackend, environ: Mapping[str, str]) -> str:
+def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -> str:
     """Every command with its node, in the order in which they start; nothing is asked of the nodes. Ports are those
     that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
-    nodes = {node.name: node for node in engine.nodes()}
+    nodes = {node.name: node for node in backend.nodes()}
     rooms = [
         Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)
         for name, node in nodes.items()
     ]
-    lines = [f"# agent on {name}: {shlex.join(engine.command(node))}" for name, node in nodes.items()]
+    lines = [f"# agent on {name}: {shlex.join(backend.command(node))}" for name, node in nodes.items()]
     try:
         places = place_roles(run.roles, rooms)
     except NoRoom as error:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from swift_r1.flags.fields import free
 from swift_r1.flags.parser import Command
-from swift_r1.fleet.backends import ENGINES
+from swift_r1.fleet.backends import BACKENDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class LaunchArguments(Command):
 
     command: ClassVar[str] = "launch"
     of_others: ClassVar[str] = "put it into the file"
-    on: str = free("local", "what the nodes are", choices=tuple(ENGINES))
+    on: str = free("local", "what the nodes are", choices=tuple(BACKENDS))
     dry_run: bool = free(False, "print every command with its node and its variables, and start none")
     max_restarts: int = free(
         3,

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from swift_r1.errors import SwiftError, one_line
+from swift_r1.fleet.backend import ClusterBackend, Node
 from swift_r1.fleet.client import AgentClient, Event
-from swift_r1.fleet.engine import ClusterBackend, Node
 from swift_r1.fleet.placement import Room
 from swift_r1.runtime.libraries import own_version
 
@@ -32,8 +32,8 @@ class Fleet:
         faults: why nodes could not be reached, by name.
     """
 
-    def __init__(self, engine: ClusterBackend, events: SimpleQueue[Any], silence_s: float) -> None:
-        self.engine = engine
+    def __init__(self, backend: ClusterBackend, events: SimpleQueue[Any], silence_s: float) -> None:
+        self.backend = backend
         self.silence_s = silence_s
         self.clients: dict[str, AgentClient] = {}
         self.faults: dict[str, str] = {}
@@ -44,13 +44,13 @@ class Fleet:
 
     def open(self) -> None:
         """Begins to connect to all nodes. Raises UsageError: they cannot be found out."""
-        self.update(self.engine.nodes())
+        self.update(self.backend.nodes())
         threading.Thread(target=self._watch, name="nodes", daemon=True).start()
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_S):
             try:
-                self._events.put(("nodes", self.engine.nodes()))
+                self._events.put(("nodes", self.backend.nodes()))
             except (SwiftError, OSError) as error:
                 self._events.put(("nodes", one_line(error)))
 
@@ -65,7 +65,7 @@ class Fleet:
         for node in nodes:
             if node.name not in busy and now > self._tried.get(node.name, now - 1):
                 self._tried[node.name] = now + _AGAIN_S
-                self.clients[node.name] = AgentClient(self.engine, node, self._events)
+                self.clients[node.name] = AgentClient(self.backend, node, self._events)
 
     def drop(self, client: AgentClient, why: str) -> None:
         """Gives an agent up, and says that it is gone, whenever the way to it ends."""
@@ -107,7 +107,7 @@ class Fleet:
                 self.drop(client, f"it has not been heard from for {limit:g} s")
 
     def rooms(self) -> list[Room]:
-        """Of the nodes that can be used."""
+        """Returns the rooms of the nodes that can be used."""
         return [
             Room(name, *_parts(client.node, client.about), client.node.roles)
             for name, client in self.clients.items()

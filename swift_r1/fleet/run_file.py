@@ -15,7 +15,7 @@ from swift_r1.flags.output import LAST
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command, parse_arguments
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import RolloutArguments
-from swift_r1.fleet.backends import ENGINES
+from swift_r1.fleet.backends import BACKENDS
 from swift_r1.wire.urls import has_password, is_secret_name
 
 TRAIN = "train"
@@ -24,11 +24,17 @@ JUDGE = "judge"
 TEACHER = "teacher"
 SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
-_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *ENGINES)
+_SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
 _CHOSEN_VARIABLES = (
     *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
     API_KEY_VARIABLE,
 )
+_KINDS: dict[type, str] = {
+    int: "a whole number of at least 0",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
 _PLACEHOLDER_URL = "http://127.0.0.1:8000"
 _ONE = dict.fromkeys(SERVERS, "has one address: give it vllm_data_parallel_size for more copies of the model")
 _ADDRESSES = dict.fromkeys(("host", "port", "api_key"), "swift launch chooses addresses and the key")
@@ -63,14 +69,14 @@ class Role:
 
 @dataclass(frozen=True)
 class RunFile:
-    """What the file says, checked.
+    """The content of the file, checked.
 
     Attributes:
         rlhf: flags of `swift rlhf` under their own names, without addresses.
         rollout: flags of `swift rollout` for the role of that name, model and dtype included.
         servers: the same for `judge` and `teacher`, where there are such roles.
         roles: by name; `train` is always there.
-        options: of each engine that has a section.
+        options: of each backend that has a section.
         environ: variables of every process that is started; None: with the value that they have here.
         args: `rlhf` as `swift rlhf` will read it, with addresses that stand for those of the servers.
     """
@@ -85,7 +91,7 @@ class RunFile:
     args: RlhfArguments = field(default_factory=RlhfArguments, repr=False)
 
     def server_flags(self, role: str) -> Mapping[str, Any]:
-        """Of `swift rollout` for the replicas of a role."""
+        """Returns the flags of `swift rollout` for the replicas of a role."""
         return self.rollout if role == ROLLOUT else self.servers[role]
 
 
@@ -98,11 +104,11 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     content = _load(Path(path))
     faults = list(unknown(content, _SECTIONS, "section"))
     sections = {name: _mapping(content, name, faults) for name in _SECTIONS}
-    roles = {
-        str(name): role
-        for name, values in sections["roles"].items()
-        if (role := _role(str(name), values, faults)) is not None
-    }
+    roles = {}
+    for name, values in sections["roles"].items():
+        role = _role(name, values, faults)
+        if role is not None:
+            roles[name] = role
     if "roles" not in content:
         faults.append("roles is missing: at least `roles: {train: {}}`")
     elif TRAIN not in sections["roles"]:
@@ -120,12 +126,23 @@ def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     environ = _environ(sections["environ"], faults)
     if faults:
         raise UsageError(*(f"{path}: {fault}" for fault in dict.fromkeys(faults)))
-    options = {name: sections[name] for name in ENGINES if name in content}
-    return RunFile(Path(path), rlhf, servers.pop(ROLLOUT, {}), servers, roles, options, environ, args)
+    options = {name: sections[name] for name in BACKENDS if name in content}
+    return RunFile(
+        Path(path),
+        rlhf,
+        servers.pop(ROLLOUT, {}),
+        servers,
+        roles,
+        options,
+        environ,
+        args,
+    )
 
 
 def with_addresses(
-    rlhf: Mapping[str, Any], urls: Mapping[str, Sequence[str]], server_file: str | None = None
+    rlhf: Mapping[str, Any],
+    urls: Mapping[str, Sequence[str]],
+    server_file: str | None = None,
 ) -> dict[str, Any]:
     """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
     servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
@@ -219,7 +236,14 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
         faults += found
         return None
     gpus = values.get("gpus", 0)
-    return Role(name, values.get(counts, 1), gpus, values.get("processes", gpus or 1), values.get("cpus"), tuple(hosts))
+    return Role(
+        name,
+        values.get(counts, 1),
+        gpus,
+        values.get("processes", gpus or 1),
+        values.get("cpus"),
+        tuple(hosts),
+    )
 
 
 def is_secret(variable: str) -> bool:
@@ -237,12 +261,17 @@ def _environ(given: Mapping[str, Any], faults: list[str]) -> dict[str, str | Non
         elif value is not None and (is_secret(name) or has_password(str(value))):
             faults.append(f"environ: {name}: a key has no place in a file: leave its value out, and set it here")
         else:
-            found[name] = value if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+            found[name] = None if value is None else _text_of(value)
     return found
 
 
+def _text_of(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
 def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the flags' own names: an alias in the file and a name on the command line are the same flag."""
+    """Returns the flags under their own names: an alias in the file and a name on the command line are the same
+    flag."""
     known = spellings(cls)
     found = dict[str, Any]()
     for written, value in values.items():
@@ -281,10 +310,39 @@ def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: li
     for key in secret.keys() & own.keys():
         faults.append(f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs")
     train = roles.get(TRAIN, Role(TRAIN))
-    world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
+    world = {
+        "NPROC_PER_NODE": str(train.processes),
+        "NNODES": str(train.count),
+        "MASTER_ADDR": "node0",
+    }
     try:
         own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
         return parse_arguments(RlhfArguments, as_words(own), world)
     except UsageError as error:
         faults += [f"rlhf: {fault}" for fault in error.faults]
         return RlhfArguments()
+
+
+def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[str, Any]:
+    """Returns what the file has for a backend. Raises UsageError: keys that are not `known`, or values of another
+    type."""
+    options = dict(run.options.get(backend, {}))
+    faults = option_faults(options, known)
+    if faults:
+        raise UsageError(*(f"{run.path}: {backend}: {fault}" for fault in faults))
+    return options
+
+
+def hosts_faults(run: RunFile, instead: str) -> list[str]:
+    """A line for each role with `hosts`, for a backend that cannot be told names."""
+    return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
+
+
+def option_faults(options: Mapping[str, Any], known: Mapping[str, type]) -> list[str]:
+    """A line for each key that is not known, or has a value of another type."""
+    faults = list(unknown(options, known, "key"))
+    for name, value in options.items():
+        kind = known.get(name)
+        if kind is not None and (type(value) is not kind or (isinstance(value, int) and value < 0)):
+            faults.append(f"{name} must be {_KINDS[kind]}, not {value!r}")
+    return faults

@@ -62,7 +62,7 @@ class FleetServers:
 
     @property
     def urls(self) -> dict[str, list[str]]:
-        """Of each role's servers that have a place."""
+        """Returns the addresses of each role's servers that have a place."""
         found: dict[str, list[str]] = {task.role.name: [] for task in self.tasks}
         for task in self.tasks:
             if task.url is not None and task.lives:

@@ -1,4 +1,4 @@
-"""What a person sees of a launch: lines, and on a terminal a table of the roles below the trainer's own output."""
+"""The display of a launch: lines, and on a terminal a table of the roles below the trainer's own output."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from swift_r1.runtime.terminal import Terminal
 if TYPE_CHECKING:
     from swift_r1.fleet.driver import Driver
 
-_STYLES = {"waiting": "yellow", "starting": "dim", "ready": "green", "running": "green", "given up": "red"}
+_STYLES = {
+    "waiting": "yellow",
+    "starting": "dim",
+    "ready": "green",
+    "running": "green",
+    "given up": "red",
+}
 _MOST_ROWS = 12
 
 
 @contextmanager
 def _closed_allowed(stream: TextIO) -> Iterator[None]:
-    """Where nobody can read the stream any more, nothing is written to it from then on."""
+    """Silences the stream from then on if nobody can read it any more."""
     try:
         yield
     except OSError as error:
@@ -76,7 +82,7 @@ class Display:
             self._console.print(Text(f"swift launch: {text}"), soft_wrap=True)
 
     def show(self, text: str) -> None:
-        """What the trainer says, whole lines of it."""
+        """Shows what the trainer says, whole lines of it."""
         if self._live is not None:
             with _closed_allowed(sys.stderr):
                 self._console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)

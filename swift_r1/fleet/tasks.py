@@ -1,4 +1,4 @@
-"""What a launch runs: a process of a role at a place, and what has become of it."""
+"""The tasks of a launch: a process of a role at a place, and what has become of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FleetTask:
 
     @property
     def process(self) -> str:
-        """As the agent knows it."""
+        """Returns the name by which the agent knows it."""
         return f"{self.name}.{self.attempt}"
 
     @property
@@ -106,7 +106,7 @@ class FleetTask:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Says how it ended, in words."""
         if self.code is None:
             return f"{self.name} is lost with {self.node} ({self.why})"
         how = f"was killed by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with {self.code}"

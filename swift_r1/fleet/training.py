@@ -192,7 +192,7 @@ class Training:
             self._begin_again()
 
     def _decide(self, interrupted: int | None) -> None:
-        """What comes of an end: an exit code of the launch, or that training begins again."""
+        """Decides what comes of an end: an exit code of the launch, or that training begins again."""
         lost = [task for task in self.tasks if task.code is None]
         codes = self._codes
         asked = self.again
@@ -240,7 +240,7 @@ class Training:
         self._since = time.monotonic()
 
     def _begin_again(self) -> None:
-        """On as many nodes as before, or in the end on fewer."""
+        """Begins again on as many nodes as before, or in the end on fewer."""
         waited = time.monotonic() - self._since
         wanted = self.role.count
         if waited > self._node_timeout:

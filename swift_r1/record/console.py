@@ -1,4 +1,4 @@
-"""What a person sees during a run: a progress bar on a terminal, a line per log step elsewhere."""
+"""The console of a run: a progress bar on a terminal, a line per log step elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LINES_S = 60.0  # between two lines about the current work, where there is no t
 
 
 def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
-    """On a terminal; it shows nothing elsewhere."""
+    """Returns a bar for a terminal; it shows nothing elsewhere."""
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
     return Progress(
         TextColumn("{task.description}"),

@@ -1,5 +1,5 @@
-"""What happened to a run and when: `events.jsonl`. Unlike the logs it is never cut back, so that it tells of kills and
-resumes too."""
+"""The events of a run: `events.jsonl`. Unlike the logs it is never cut back, so that it tells of kills and resumes
+too."""
 
 from __future__ import annotations
 

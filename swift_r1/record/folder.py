@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageError, for_each, one_line
-from swift_r1.record.lines import read_rows
+from swift_r1.record.lines import GrowingFile, json_rows, read_rows
 from swift_r1.runtime.processes import run_folder_is_held
 
 Status = Literal["running", "ended", "killed", "failed", "interrupted"]
 
 DIAGNOSIS = "diagnosis.jsonl"
+COMPLETIONS = "completions.jsonl"
+EVAL_COMPLETIONS = "eval_completions.jsonl"
 DEFAULT = "output"  # the folder of `--output_dir` by default
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
-_SIGNS = ("args.json", "logging.jsonl", "completions.jsonl")
+_SIGNS = ("args.json", "logging.jsonl", COMPLETIONS)
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
 _MOST_LOOKED_AT = 20_000  # folders
 _NOT_ENTERED = ("checkpoint-", ".", "images", "tokens", "spans", "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
@@ -88,6 +90,16 @@ class RunFolder:
         """diagnosis.jsonl: what the run said of itself."""
         return self._rows(DIAGNOSIS)
 
+    def invalid_rewards(self, step: int, prompt_id: str) -> list[dict[str, Any]]:
+        """Returns the rows of invalid_rewards.jsonl of a prompt in a step."""
+        file = GrowingFile(self.path / "invalid_rewards.jsonl")
+        found = []
+        while lines := file.read():
+            for row in json_rows(lines)[0]:
+                if (row.get("step"), row.get("prompt_id")) == (step, prompt_id):
+                    found.append(row)
+        return found
+
     def _rows(self, name: str) -> list[dict[str, Any]]:
         rows, problems = read_rows(self.path / name)
         self.problems.extend(problems)
@@ -130,6 +142,16 @@ class RunFolder:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def checkpoints_of(folder: Path) -> dict[int, Path]:
+    """Returns the checkpoints in a run's folder by their step; one that exists is whole."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            found[int(step)] = path
+    return found
 
 
 def is_run(folder: Path) -> bool:

@@ -105,7 +105,7 @@ class RecordedRun:
 
     @property
     def scheduled_steps(self) -> int:
-        """Those of the learning-rate schedule: of a run that is itself a replay, more than it may have taken."""
+        """Returns the steps of the learning-rate schedule; a run that is itself a replay may have taken fewer."""
         return int(self.plan.get("scheduled_steps") or self.plan["total_steps"])
 
     def last_step(self, after: int) -> int:

@@ -42,7 +42,7 @@ class Spans:
         self._busy: dict[str, Busy] = {}
 
     def lane(self, name: str, step: int | None = None) -> SpanLane:
-        """Of all steps, or of a `step` that is worked on before its time."""
+        """Returns the lane of all steps, or of a `step` that is worked on before its time."""
         if self._folder is None:
             return SpanLane()
         file = self._files.setdefault(name, AppendedLines(self._folder / f"{name}.jsonl"))

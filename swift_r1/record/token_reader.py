@@ -75,7 +75,7 @@ class TokenRecord:
         return sorted(int(found[2]) for name in names if (found := _FILE.fullmatch(name)) and found[1] == kind)
 
     def completions(self, step: int) -> list[RecordedCompletion]:
-        """Those that an optimizer step recorded, without their tokens."""
+        """Returns the completions that an optimizer step recorded, without their tokens."""
         return _rows(self._table("step", step, _KEYS))
 
     def columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:

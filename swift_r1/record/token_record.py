@@ -141,7 +141,7 @@ class TokenWriter:
                 logger.warning("after %g s %d files of the token record wait", _DEADLINE_S, len(self._pending))
 
     def close(self) -> None:
-        """As `flush`; then ends the thread, unless it is stuck, and says how many files are not there."""
+        """Flushes; then ends the thread, unless it is stuck, and says how many files are not there."""
         self.flush()
         with self._changed:
             self._closed = True

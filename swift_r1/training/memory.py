@@ -22,7 +22,7 @@ from swift_r1.flags.training import EIGHT_BIT
 from swift_r1.flags.world import World
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, ModelShape, gpu_logits_bytes, shape_of
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
-from swift_r1.training.backends.fsdp_config import FsdpConfig, read_fsdp
+from swift_r1.training.backends.fsdp_config import read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ _MIB = 2**20
 DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
 
 _CARD = 80.0 * GIB  # memory of a GPU that is not at hand
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
+"""Bytes of a number, by its dtype."""
 _FOUR_BIT = {True: 0.516, False: 0.5625}
 """Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
 _SLACK = 0.2  # share of memory that comes and goes that an allocator holds in addition
-_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (serving/engines/transformers.py)
+EMBEDDED_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (serving/engines/transformers.py)
 _BUCKET_NUMBERS = 50_000_000  # `reduce_bucket_size` of our DeepSpeed presets
 
 
@@ -78,22 +79,21 @@ def estimate(
     libraries: float,
     stage: int | None,
     *,
-    offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
     card: float = _CARD,
     critic: ModelShape | None = None,
-    fsdp: FsdpConfig | None = None,
 ) -> MemoryEstimate:
-    """Of resolved arguments.
+    """Estimates the memory of a rank from resolved arguments.
 
     Args:
         libraries: bytes that the process holds before it loads a model.
-        stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
+        stage: of ZeRO; None for plain torch. FSDP2 shards as stage 3 does.
         gpu: training is on a GPU, of `card` bytes.
         critic: of PPO, all of whose weights are trained.
-        fsdp: of FSDP2, which shards as stage 3 does.
     """
-    width = _BYTES[args.torch_dtype or shape.dtype]
+    _, (offloads_optimizer, offloads_weights) = zero_of(args)
+    fsdp = read_fsdp(args.fsdp) if args.fsdp else None
+    width = WIDTHS[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
     sharded = ranks if stage == 3 else 1
     trained, adapters = trained_numbers(args, shape)
@@ -118,7 +118,7 @@ def estimate(
         parts["teacher"] = shape_of(args.teacher_path).total * width / sharded
     if critic is not None:
         numbers = critic.without_head
-        bytes_each = _BYTES[args.torch_dtype or critic.dtype]
+        bytes_each = WIDTHS[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
         parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage, critic if fsdp else None)
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
@@ -132,8 +132,12 @@ def estimate(
             parts["generation copy"] = shape.total * width
     on_host = {}
     if gpu:
-        moved = {"optimizer": offload[0], "weights": offload[1], "reference": args.offload_ref_model or offload[1]}
-        moved["teacher"] = args.offload_teacher_model or offload[1]
+        moved = {
+            "optimizer": offloads_optimizer,
+            "weights": offloads_weights,
+            "reference": args.offload_ref_model or offloads_weights,
+            "teacher": args.offload_teacher_model or offloads_weights,
+        }
         moved |= {f"critic's {name}": away for name, away in moved.items()}
         on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
 
@@ -211,7 +215,7 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
         yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
 
 
-def _gradients(trained: int, width: int, ranks: int, stage: int | None, fsdp: ModelShape | None) -> float:
+def _gradients(trained: int, width: float, ranks: int, stage: int | None, fsdp: ModelShape | None) -> float:
     """Float32 sums, and what of the weights' own dtype is on its way into them: under FSDP2 (of the model `fsdp`) the
     largest group's, which is the output head with the embeddings, or a layer, and its float32 copy."""
     if stage is None:
@@ -223,7 +227,7 @@ def _gradients(trained: int, width: int, ranks: int, stage: int | None, fsdp: Mo
     return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
 
 
-def _optimizer(args: RlhfArguments, trained: int, width: int, ranks: int, stage: int | None) -> float:
+def _optimizer(args: RlhfArguments, trained: int, width: float, ranks: int, stage: int | None) -> float:
     """Float32 masters and moments."""
     masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
     return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
@@ -233,10 +237,10 @@ def _gathered(shape: ModelShape, args: RlhfArguments, whole: bool) -> float:
     """The `whole` model, or what ZeRO-3 has gathered at a time of one: the layer at work, the next one, and the output
     head. Policy, critic and reference work one after another."""
     live = shape.total if whole else shape.head + 2 * (shape.total - shape.head) / shape.layers
-    return min(shape.total, live) * _BYTES[args.torch_dtype or shape.dtype]
+    return min(shape.total, live) * WIDTHS[args.torch_dtype or shape.dtype]
 
 
-def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int, adapters: bool = True) -> float:
+def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: float, adapters: bool = True) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
     hidden = shape.hidden
     wide = shape.feed_forward
@@ -252,7 +256,7 @@ def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: i
     return shape.layers * layer + layer / 2
 
 
-def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool, most: int) -> float:
+def _logits(shape: ModelShape, predicted: float, width: float, head_trained: bool, most: int) -> float:
     """A chunk of `most` bytes of float32 logits with its exponentials and their low-precision copy, the first chunks'
     exponentials, and the head's gradient."""
     whole = 4.0 * predicted * shape.vocabulary
@@ -262,18 +266,18 @@ def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool,
     return chunk * (2 + width / 4) + kept + gradient
 
 
-def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: int) -> float:
+def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: float) -> float:
     """Keys and values of the completions that are decoded together, the old copy while they grow, and their logits."""
     rows = int(args.generation_batch_size or args.per_device_train_batch_size * world_size) / world_size
     positions = prompt + args.max_completion_length
-    cache = min(_CACHE_BYTES, rows * positions * 2 * shape.layers * shape.kv_width * width)
+    cache = min(EMBEDDED_CACHE_BYTES, rows * positions * 2 * shape.layers * shape.kv_width * width)
     return 1.25 * cache + rows * shape.vocabulary * (4 * 3 + width)
 
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""
 _LEAST_SHOWN = 0.01 * GIB
-_CONTEXT = 0.6 * GIB  # what a CUDA context and its libraries take of a GPU
+CONTEXT_BYTES = 0.6 * GIB  # what a CUDA context and its libraries take of a GPU
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -310,16 +314,13 @@ def out_of_memory(error: BaseException) -> str | None:
 
 def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> MemoryEstimate:
     """For these flags on this machine. What this process holds counts as libraries, so it must be asked early."""
-    stage, offload = zero_of(args)
+    stage, _ = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": args.deepspeed is not None}
     own = psutil.Process().memory_info().rss + sum(_LIBRARIES[name] for name, on in more.items() if on)
-    libraries = _CONTEXT if gpu else own
+    libraries = CONTEXT_BYTES if gpu else own
     critic = shape_of(args.critic_model) if args.critic_model else None
-    fsdp = read_fsdp(args.fsdp) if args.fsdp else None
     card = _card() if gpu else _CARD
-    return estimate(
-        args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, card=card, critic=critic, fsdp=fsdp
-    )
+    return estimate(args, shape, world.size, libraries, stage, gpu=gpu, card=card, critic=critic)
 
 
 def _card() -> float:

@@ -8,9 +8,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from swift_r1.fleet.backends.local import LocalCluster
+from swift_r1.fleet.backend import Node, ProcessPipe
+from swift_r1.fleet.backends.local import LocalBackend
 from swift_r1.fleet.client import AgentClient
-from swift_r1.fleet.engine import Node, ProcessPipe
 from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import read_run_file
@@ -19,7 +19,7 @@ from swift_r1.fleet.training import Training
 
 
 class Instead:
-    """An engine with a program in the place of its agents."""
+    """A backend with a program in the place of its agents."""
 
     def __init__(self, program):
         self.program = program
@@ -57,7 +57,7 @@ def test_a_shell_that_prints_at_login(said):
 
 @pytest.mark.parametrize(("policy", "code"), [("restart", None), ("stop", 5)])
 def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy, code):
-    fleet = Fleet(LocalCluster([], 60), SimpleQueue(), 60)
+    fleet = Fleet(LocalBackend([], 60), SimpleQueue(), 60)
     said = []
     run = read_run_file(write_run({"train": {}}))
     training = Training(

@@ -6,9 +6,8 @@ import pytest
 
 from swift_r1.errors import UsageError
 from swift_r1.fleet.commands import shared_variables
-from swift_r1.fleet.options import read_options
 from swift_r1.fleet.placement import NodeSlot, NoRoom, Room, find_places
-from swift_r1.fleet.run_file import Role, read_run_file, with_addresses
+from swift_r1.fleet.run_file import Role, read_options, read_run_file, with_addresses
 
 
 def test_what_a_rollout_server_takes_from_the_policy(write_run):

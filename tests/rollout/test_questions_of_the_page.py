@@ -1,4 +1,4 @@
-"""What `swift view` asks a rollout server (`lab/view/asking.py`), on real vLLM."""
+"""What `swift view` asks a rollout server (`lab/view/answer_sources.py`), on real vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.lab.view.asking import PageQuestion, ServerSource
+from swift_r1.lab.view.answer_sources import PageQuestion, ServerSource
 from swift_r1.wire.client import RolloutClient
 from tests.conftest import free_port, until
 from tests.rollout.conftest import push_weights

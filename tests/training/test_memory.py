@@ -11,7 +11,6 @@ from swift_r1.flags import World
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
-from swift_r1.training.backends.fsdp_config import FsdpConfig
 from swift_r1.training.memory import GIB, advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 
 
@@ -25,8 +24,8 @@ def args_of(model="m", **flags):
     return RlhfArguments(**values | {"torch_dtype": "bfloat16", "per_device_train_batch_size": 8} | flags)
 
 
-def parts(shape, world=1, stage=None, fsdp=None, **flags):
-    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage, fsdp=fsdp).parts
+def parts(shape, world=1, stage=None, **flags):
+    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage).parts
 
 
 def test_the_shape_is_the_models(shape, tiny_model_untied):
@@ -65,11 +64,11 @@ def test_parts_are_what_tensors_take(shape):
     assert parts(shape, world=2, stage=3)["weights"] == total
     assert parts(shape, world=4, stage=3, zero_hpz_partition_size=2)["second copy of weights"] == total
     assert parts(shape, world=2) == full  # DDP
-    fsdp = parts(shape, world=2, stage=3, fsdp=FsdpConfig())
+    fsdp = parts(shape, world=2, stage=3, fsdp="fsdp2")
     assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)
     assert fsdp["gradients"] == 2 * total + 6 * max(shape.head, (total - shape.head) // shape.layers)
-    deep, keeps = dataclasses.replace(shape, layers=8), FsdpConfig(reshard_after_forward=False)
-    gathered = [parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in (FsdpConfig(), keeps)]
+    deep, keeps = dataclasses.replace(shape, layers=8), '{"fsdp": "shard_grad_op"}'
+    gathered = [parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)]
     assert gathered[0] < gathered[1] == 2 * total
     lora = parts(shape, train_type="lora", beta=0.1)
     assert lora["optimizer"] == 12 * shape.adapters(LoraSettings(8, 16, ("all-linear",))) and "reference" not in lora

@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
+from swift_r1.fleet.backend import ClusterBackend
 from swift_r1.fleet.commands import rank_variables, server_words, train_words
-from swift_r1.fleet.engine import ClusterBackend
-from swift_r1.fleet.options import hosts_faults, read_options
-from swift_r1.fleet.run_file import TRAIN, Role, RunFile
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
 
 PORT = 8000
 MASTER_PORT = 29500
@@ -50,7 +49,7 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
     return EXIT_OK
 
 
-def open_engine(run: RunFile, silence_s: float) -> ClusterBackend:
+def open_backend(run: RunFile, silence_s: float) -> ClusterBackend:
     raise AssertionError("hand_over always has an answer")
 
 
@@ -84,7 +83,12 @@ def render(run: RunFile) -> dict[str, Any]:
     }
 
 
-def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _training(
+    run: RunFile,
+    urls: Mapping[str, Sequence[str]],
+    name: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
     role = run.roles[TRAIN]
     folder = str(run.rlhf.get("output_dir") or f"output/{name}")
     words = train_words(run, urls, folder, resume=True)
@@ -98,7 +102,14 @@ def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, option
     rules = [
         # A node that is drained or preempted is nobody's fault; flags that cannot be do not get better.
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": TRAIN, "operator": "In", "values": [EXIT_USAGE]}},
+        {
+            "action": "FailJob",
+            "onExitCodes": {
+                "containerName": TRAIN,
+                "operator": "In",
+                "values": [EXIT_USAGE],
+            },
+        },
     ]
     # All pods end when one does, and each counts.
     job = _job(pod, role.count, _RESTARTS * role.count) | {"podFailurePolicy": {"rules": rules}}
@@ -107,7 +118,11 @@ def _training(run: RunFile, urls: Mapping[str, Sequence[str]], name: str, option
 
 def _servers(run: RunFile, role: Role, options: Mapping[str, Any]) -> dict[str, Any]:
     pod = _pod(run, role, server_words(run, role.name, "0.0.0.0", PORT), [], options)
-    return {"name": role.name, "replicas": role.count, "template": {"spec": _job(pod, 1, _RESTARTS)}}
+    return {
+        "name": role.name,
+        "replicas": role.count,
+        "template": {"spec": _job(pod, 1, _RESTARTS)},
+    }
 
 
 def _job(pod: Mapping[str, Any], pods: int, failures: int) -> dict[str, Any]:
@@ -121,7 +136,11 @@ def _job(pod: Mapping[str, Any], pods: int, failures: int) -> dict[str, Any]:
 
 
 def _pod(
-    run: RunFile, role: Role, words: Sequence[str], environ: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    run: RunFile,
+    role: Role,
+    words: Sequence[str],
+    environ: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     mount = options.get("mount", "/data")
     asked = {"nvidia.com/gpu": str(role.gpus)} if role.gpus else {}

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swift_r1.fleet.engine import AgentPipe, Node, ProcessPipe, agent_words
-from swift_r1.fleet.options import read_options
-from swift_r1.fleet.run_file import RunFile
+from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
+from swift_r1.fleet.run_file import RunFile, read_options
 
 
-class LocalCluster:
+class LocalBackend:
     """Its agents are processes of this machine."""
 
     def __init__(self, nodes: Sequence[Node], silence_s: float) -> None:
@@ -28,11 +27,31 @@ class LocalCluster:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def open_engine(run: RunFile, silence_s: float) -> LocalCluster:
-    options = read_options(run, "local", {"nodes": int, "gpus": int, "cpus": int, "python": str})
+def open_backend(run: RunFile, silence_s: float) -> LocalBackend:
+    options = read_options(
+        run,
+        "local",
+        {
+            "nodes": int,
+            "gpus": int,
+            "cpus": int,
+            "python": str,
+        },
+    )
     names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
     python = options.get("python")
     folder = str(Path.cwd())
-    return LocalCluster(
-        [Node(name, "127.0.0.1", options.get("gpus"), options.get("cpus"), python, folder) for name in names], silence_s
+    return LocalBackend(
+        [
+            Node(
+                name,
+                "127.0.0.1",
+                options.get("gpus"),
+                options.get("cpus"),
+                python,
+                folder,
+            )
+            for name in names
+        ],
+        silence_s,
     )

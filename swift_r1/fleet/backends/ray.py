@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.backends.local import LocalCluster
-from swift_r1.fleet.engine import AgentPipe, Node, agent_words
-from swift_r1.fleet.options import hosts_faults, read_options
-from swift_r1.fleet.run_file import TRAIN, Role, RunFile
+from swift_r1.fleet.backend import AgentPipe, Node, agent_words
+from swift_r1.fleet.backends.local import LocalBackend
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
 from swift_r1.runtime.processes import last_line, say
 
 DEFAULT_WAIT_S = 600
@@ -37,7 +36,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one node that trains, or one replica, needs."""
+    """The needs of one node that trains, or of one replica."""
 
     role: Role
 
@@ -134,10 +133,16 @@ class RayPipe:
         return self._last
 
 
-class RayEngine:
+class RayBackend:
     """Each bundle of the placement group is a node: where it lies now."""
 
-    def __init__(self, group: Any, bundles: Sequence[Bundle], python: str, silence_s: float) -> None:
+    def __init__(
+        self,
+        group: Any,
+        bundles: Sequence[Bundle],
+        python: str,
+        silence_s: float,
+    ) -> None:
         self._group = group
         self._bundles = bundles
         self._python = python
@@ -194,15 +199,15 @@ def bundles_of(run: RunFile) -> list[Bundle]:
     return [Bundle(role) for role in run.roles.values() for _ in range(role.count)]
 
 
-def open_engine(run: RunFile, silence_s: float) -> RayEngine:
+def open_backend(run: RunFile, silence_s: float) -> RayBackend:
     options = _options(run)
     _connect(options.get("address", "auto"))
     bundles = bundles_of(run)
     group = _placed(bundles, options.get("strategy", _STRATEGIES[0]), options.get("wait", DEFAULT_WAIT_S))
-    return RayEngine(group, bundles, options.get("python", sys.executable), silence_s)
+    return RayBackend(group, bundles, options.get("python", sys.executable), silence_s)
 
 
-def planned(run: RunFile, silence_s: float) -> LocalCluster:
+def planned(run: RunFile, silence_s: float) -> LocalBackend:
     """The bundles, on whichever nodes Ray will place them."""
     python = _options(run).get("python", sys.executable)
     folder = str(Path.cwd())
@@ -210,7 +215,7 @@ def planned(run: RunFile, silence_s: float) -> LocalCluster:
         Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
         for number, one in enumerate(bundles_of(run))
     ]
-    return LocalCluster(nodes, silence_s)
+    return LocalBackend(nodes, silence_s)
 
 
 def _options(run: RunFile) -> dict[str, Any]:
@@ -272,7 +277,7 @@ def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """What Ray raises, as an engine does."""
+    """Raises what Ray raises as a backend does."""
     import ray
 
     try:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, RunFailed, UsageError
+from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.slurm_job import components, job_script, slurm_options
-from swift_r1.fleet.engine import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.run_file import RunFile
+from swift_r1.record.folder import checkpoints_of
 from swift_r1.runtime.processes import say
 
 _ASK_S = 2.0
@@ -35,7 +36,7 @@ class JobComponent:
     roles: tuple[str, ...] = ()
 
 
-class SlurmEngine:
+class SlurmBackend:
     """The nodes of the job that this process runs in."""
 
     def __init__(self, groups: Sequence[JobComponent], python: str, silence_s: float) -> None:
@@ -51,7 +52,13 @@ class SlurmEngine:
     def nodes(self) -> Sequence[Node]:
         down = _down({host for host, _ in self._places.values()})
         return [
-            Node(name, self._addresses.get(host), python=self._python, folder=str(Path.cwd()), roles=group.roles)
+            Node(
+                name,
+                self._addresses.get(host),
+                python=self._python,
+                folder=str(Path.cwd()),
+                roles=group.roles,
+            )
             for name, (host, group) in self._places.items()
             if host not in down
         ]
@@ -77,7 +84,7 @@ _OPTIONS_OF_STEPS = (
 )
 
 
-def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
+def open_backend(run: RunFile, silence_s: float) -> SlurmBackend:
     options = slurm_options(run)
     parts = components(run, options)
     python = options.get("python", sys.executable)
@@ -86,7 +93,7 @@ def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
         raise UsageError("there is no SLURM_JOB_NODELIST: this is not the inside of a Slurm job")
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     if not count:
-        return SlurmEngine([JobComponent(None, tuple(_hostnames(nodes)))], python, silence_s)
+        return SlurmBackend([JobComponent(None, tuple(_hostnames(nodes)))], python, silence_s)
     if count != len(parts):
         raise UsageError(f"this job has {count} components, and {run.path} asks for {len(parts)}")
     lists = [os.environ[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] for number in range(count)]
@@ -94,7 +101,7 @@ def open_engine(run: RunFile, silence_s: float) -> SlurmEngine:
         JobComponent(number, tuple(_hostnames(one)), part.roles)
         for number, (one, part) in enumerate(zip(lists, parts, strict=True))
     ]
-    return SlurmEngine(groups, python, silence_s)
+    return SlurmBackend(groups, python, silence_s)
 
 
 def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
@@ -143,10 +150,10 @@ def after(code: int, folder: Path, output_dir: Path, max_restarts: int) -> int:
 
 
 def _starts_without_a_step(folder: Path, log: Path) -> int:
-    """How many starts of a job, this one included, have ended with the same checkpoint; `log` has those before."""
+    """Counts the starts of a job, this one included, that have ended with the same checkpoint; `log` has those
+    before."""
     before = log.read_text(encoding="utf-8").split() if log.exists() else ["0"]
-    steps = [int(path.name.rpartition("-")[2]) for path in folder.glob("checkpoint-*[0-9]")]
-    step = str(max(steps, default=0))
+    step = str(max(checkpoints_of(folder), default=0))
     log.write_text("\n".join([*before, step]) + "\n", encoding="utf-8")
     return next((count for count, one in enumerate(reversed(before)) if one != step), len(before))
 
@@ -220,7 +227,7 @@ _MEANINGS = {
 
 
 def _state(job: str) -> dict[str, str]:
-    """What `scontrol` says of a job, of its first component; empty where it does not answer."""
+    """Returns what `scontrol` says of a job, of its first component; empty if it does not answer."""
     shown = _call("scontrol", "--oneliner", "show", "job", job)
     lines = shown.stdout.splitlines()
     return dict(word.split("=", 1) for word in lines[0].split() if "=" in word) if lines else {}
@@ -265,7 +272,7 @@ def _addresses(hosts: Sequence[str]) -> dict[str, str]:
 
 
 def _down(hosts: set[str]) -> set[str]:
-    """Those that Slurm has given up; none where it does not answer."""
+    """Returns the hosts that Slurm has given up; none if it does not answer."""
     shown = _call("sinfo", "-h", "-N", "-n", ",".join(sorted(hosts)), "-o", "%N %t")
     states = (line.split() for line in shown.stdout.splitlines())
     return {host for host, state in states if state.startswith(("down", "fail"))}
@@ -280,7 +287,14 @@ def _asked(*words: str) -> str:
 
 def _call(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=_CALL_S, check=False)
+        return subprocess.run(
+            words,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_CALL_S,
+            check=False,
+        )
     except FileNotFoundError as error:
         raise UsageError(f"there is no {words[0]} on this machine") from error
     except subprocess.TimeoutExpired:

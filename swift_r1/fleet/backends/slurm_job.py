@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.options import option_faults, read_options
-from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile
+from swift_r1.fleet.run_file import SERVERS, TRAIN, Role, RunFile, option_faults, read_options
 
 DEFAULT_WARNING_S = 300
 _START_S = 60  # that servers and training take at the least to start
 _FROM_HOURS = (3600, 60, 1)
 _FROM_MINUTES = (60, 1)
-_OWN: dict[str, type] = {"partition": str, "account": str, "qos": str, "constraint": str, "mem": str, "sbatch": list}
+_OWN: dict[str, type] = {
+    "partition": str,
+    "account": str,
+    "qos": str,
+    "constraint": str,
+    "mem": str,
+    "sbatch": list,
+}
 """Options of `sbatch` that a role may have its own of."""
 _KNOWN: dict[str, type] = {
     **_OWN,
@@ -100,7 +106,8 @@ def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
 
 
 def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
-    """What `sbatch` is given. The driver takes the place of the shell, so that the warning reaches it.
+    """Returns the script that `sbatch` is given. The driver takes the place of the shell, so that the warning reaches
+    it.
 
     Args:
         words: those after `swift launch`.
@@ -136,7 +143,7 @@ def job_script(run: RunFile, words: Sequence[str], folder: Path) -> str:
 
 
 def _replicas_on(train: Role, role: Role) -> int:
-    """How many of a server's replicas fit on a node like those that train; 0: it needs another kind."""
+    """Returns how many of a server's replicas fit on a node like those that train; 0: it needs another kind."""
     if train.gpus or role.gpus:
         return train.gpus // role.gpus if role.gpus else 0
     if train.cpus and role.cpus:
@@ -155,7 +162,7 @@ def _gpus(of: str, count: int) -> Iterator[str]:
 
 
 def _cpus(count: int | None) -> tuple[str, ...]:
-    """Without a number all of the node's: Slurm's own default is one."""
+    """Returns the words for so many cores; without a number all of the node's: Slurm's own default is one."""
     return (f"--cpus-per-task={count}",) if count else ("--exclusive",)
 
 

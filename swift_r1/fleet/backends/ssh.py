@@ -9,19 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.engine import AgentPipe, Node, ProcessPipe, agent_words
-from swift_r1.fleet.options import option_faults, read_options
-from swift_r1.fleet.run_file import RunFile
+from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
+from swift_r1.fleet.run_file import RunFile, option_faults, read_options
 
 _CONNECT_S = 10
 _KINDS = {"hosts": list, "python": str, "folder": str, "config": str}
-_OF_A_HOST = {"name": str, "address": str, "gpus": int, "cpus": int, "python": str, "folder": str}
+_OF_A_HOST = {
+    "name": str,
+    "address": str,
+    "gpus": int,
+    "cpus": int,
+    "python": str,
+    "folder": str,
+}
 
 
-class SshEngine:
+class SshBackend:
     """Its agents are at the other end of `ssh`; `config` is a file for it."""
 
-    def __init__(self, nodes: Sequence[Node], interpreters: Mapping[str, str], config: str | None, silence_s: float):
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        interpreters: Mapping[str, str],
+        config: str | None,
+        silence_s: float,
+    ):
         self._nodes = nodes
         self._interpreters = interpreters
         self._config = config
@@ -48,7 +60,7 @@ class SshEngine:
         return [*words, node.name, f"cd {shlex.quote(str(node.folder))} && exec {agent}"]
 
 
-def open_engine(run: RunFile, silence_s: float) -> SshEngine:
+def open_backend(run: RunFile, silence_s: float) -> SshBackend:
     options = read_options(run, "ssh", _KINDS)
     faults: list[str] = [] if options.get("hosts") else ["hosts is missing: a list of names that ssh knows"]
     nodes: dict[str, Node] = {}
@@ -73,4 +85,4 @@ def open_engine(run: RunFile, silence_s: float) -> SshEngine:
             )
     if faults:
         raise UsageError(*(f"{run.path}: ssh: {fault}" for fault in faults))
-    return SshEngine(list(nodes.values()), interpreters, options.get("config"), silence_s)
+    return SshBackend(list(nodes.values()), interpreters, options.get("config"), silence_s)

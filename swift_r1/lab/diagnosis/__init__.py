@@ -1,1 +1,1 @@
-"""What a run's log says is wrong with it: signs that hold for some rounds, with their evidence and what to try."""
+"""Diagnosis of a run from its log: signs that hold for some rounds, with their evidence and what to try."""

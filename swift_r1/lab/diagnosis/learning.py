@@ -51,15 +51,17 @@ def _solved(past: Past, name: str, rounds: int) -> bool:
 def rewards_saturated(past: Past, rounds: int) -> Sign | None:
     """All completions earn the same: too easy, or a function that does not tell two completions apart."""
     silent = _silent(past, rounds)
-    if silent and _solved(past, name := past.trained, rounds):
-        other = past.last(f"{past.right}/mean", rounds) if name != past.right else []
-        return Sign(
-            f"{fmean(silent):.0%} of the groups have equal rewards; reward {name.removeprefix('rewards/')} is "
-            f"{fmean(past.last(f'{name}/mean', rounds)):.3g} for nearly all completions"
-            + (f", and {past.right.removeprefix('rewards/')} {fmean(other):.3g}" if other else ""),
-            "it is learned: stop; or harder prompts, or look whether the reward function accepts anything",
-        )
-    return None
+    name = past.trained
+    if not silent or not _solved(past, name, rounds):
+        return None
+    text = (
+        f"{fmean(silent):.0%} of the groups have equal rewards; reward {name.removeprefix('rewards/')} is "
+        f"{fmean(past.last(f'{name}/mean', rounds)):.3g} for nearly all completions"
+    )
+    other = past.last(f"{past.right}/mean", rounds) if name != past.right else []
+    if other:
+        text += f", and {past.right.removeprefix('rewards/')} {fmean(other):.3g}"
+    return Sign(text, "it is learned: stop; or harder prompts, or look whether the reward function accepts anything")
 
 
 @detector("entropy collapse", 5, "entropy")
@@ -130,7 +132,10 @@ def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
             continue
         some = 5 * past.round
         then, now = (past.values("reward", end - some, max(end, some)) for end in (best.step, found[-1].step))
-        if then and now and (change := MetricChange(then, now)).rise > 0:
+        if not then or not now:
+            continue
+        change = MetricChange(then, now)
+        if change.rise > 0:
             return Sign(
                 f"{benchmark} fell from {best.value:.3f} at step {best.step} to {found[-1].value:.3f} at step "
                 f"{found[-1].step}, while the reward rose from {fmean(change.early):.3g} to {fmean(change.late):.3g}",

@@ -30,12 +30,14 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
         places = [begin + number * (len(series) - begin - size) // 3 for number in range(4)]
         points = [fmean(series.values[place : place + size]) for place in places]
         gains = [after - before for before, after in pairwise(points)]
-        rises = sorted(after - before for before, after in pairwise(accumulate(series.values[begin:], max)))
+        peaks = accumulate(series.values[begin:], max)
+        rises = sorted(after - before for before, after in pairwise(peaks))
         jumped = sum(rises[-3:]) > JUMPS * sum(rises)
         grown = points[3] >= CREEP * points[0] and points[3] - points[0] >= CREEP_GIB and min(gains) > 0
-        longer = len(lengths) == len(series) and fmean(lengths.values[-size:]) > LONGER * fmean(
-            lengths.values[begin : begin + size]
-        )
+        longer = False
+        if len(lengths) == len(series):
+            first = fmean(lengths.values[begin : begin + size])
+            longer = fmean(lengths.values[-size:]) > LONGER * first
         if grown and gains[2] >= gains[0] / 2 and not jumped and not longer:
             what = "of the host" if name == "memory/host_gib" else "(peak)"
             return Sign(
@@ -47,7 +49,7 @@ def memory_creeping(past: Past, rounds: int) -> Sign | None:
 
 
 def _slow(past: Past, rounds: int, what: str) -> tuple[int, float] | None:
-    """Which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
+    """Returns which one was `SLOWER` times as slow as the others, the same one all the time, and how many times."""
     times = past.last(f"time/{what}_slowdown", rounds)
     numbers = past.last(f"time/slowest_{what}", rounds)
     if not times or min(times) < SLOWER or len(set(numbers)) != 1 or not numbers[0].is_integer():

@@ -1,4 +1,5 @@
-"""What detectors look at: a run's metrics up to now, its flags and its plan; and what makes a function one of them."""
+"""The past that detectors look at: a run's metrics up to now, its flags and its plan; and what makes a function a
+detector."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ FIRST = 3  # rounds at a run's beginning that later ones are compared with
 
 
 class Sign(NamedTuple):
-    """What a detector says: what it has seen, with numbers, and what to try."""
+    """A detector's finding: what it has seen, with numbers, and what to try."""
 
     evidence: str
     advice: str
@@ -30,7 +31,7 @@ class MetricChange(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How much the late mean is above the early one."""
+        """Returns how much the late mean is above the early one."""
         return fmean(self.late) - fmean(self.early)
 
     @property
@@ -65,7 +66,7 @@ class Past:
 
     @property
     def right(self) -> str:
-        """What the first reward function is logged under, which says what is right."""
+        """Returns the metric of the first reward function, which says what is right."""
         names = self.args.get("reward_funcs")
         name = f"rewards/{names[0]}" if isinstance(names, list) and names else ""
         return name if f"{name}/mean" in self.log.series else next(iter(self.rewards), "")
@@ -100,7 +101,7 @@ class Past:
         return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
 
     def change(self, name: str, rounds: int) -> MetricChange | None:
-        """From the first rounds to the last `rounds`; None where they overlap, or it is not known."""
+        """Returns the change from the first rounds to the last `rounds`; None if they overlap, or it is not known."""
         steps = self.log.get(name).steps
         begin = self.log.last_step - rounds * self.round
         if not steps or begin < max(FIRST * self.round, steps[0]):
@@ -125,7 +126,7 @@ class Detector:
     look: Look
 
     def metrics(self, log: MetricLog) -> list[str]:
-        """Those of the log that it looks at."""
+        """Returns the metrics of the log that it looks at."""
         return [name for name in log.series if any(fnmatchcase(name, pattern) for pattern in self.needs)]
 
 

@@ -39,7 +39,8 @@ class EstimateArguments(RlhfArguments):
     json: str | None = flag(None, "file for all that was found")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """Those of the run, but for what an estimate does not need: rewards, and servers' addresses."""
+        """Yields the faults of the run, except those of what an estimate does not need: rewards, and servers'
+        addresses."""
         needless = {NO_REWARD, NO_SERVER}
         yield from (fault for fault in super().faults(given, world) if fault not in needless)
         if self.vllm_server_file is not None:

@@ -1,4 +1,4 @@
-"""From flags, a run file or a recorded run to what is estimated."""
+"""The job that is estimated, from flags, a run file or a recorded run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.flags import EstimateArguments
 from swift_r1.lab.estimate.layout import Layout
 from swift_r1.lab.estimate.model import model_of
-from swift_r1.lab.estimate.roles import WIDTHS, Job, Mode, ServerRole
+from swift_r1.lab.estimate.roles import Job, ServerRole
 from swift_r1.lab.estimate.work import CPU, GPU, QUANTILES, Efficiency, Round
+from swift_r1.record.folder import COMPLETIONS
 from swift_r1.record.metrics import read_json_lines
-from swift_r1.training.memory import zero_of
+from swift_r1.training.memory import WIDTHS, zero_of
 from swift_r1.training.micro_batches import LEAST_SAVING
 
 PROMPT_TOKENS = 256.0
@@ -47,7 +48,12 @@ def with_cores(chip: Chip, cores: float) -> Chip:
     """A CPU's figures are those of a core."""
     if not chip.is_cpu:
         return chip
-    return replace(chip, flops=chip.flops * cores, bandwidth=chip.bandwidth * cores, memory=chip.memory * cores)
+    return replace(
+        chip,
+        flops=chip.flops * cores,
+        bandwidth=chip.bandwidth * cores,
+        memory=chip.memory * cores,
+    )
 
 
 def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
@@ -75,7 +81,8 @@ def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
 def _longest(args: RlhfArguments, recorded: Sequence[float]) -> int:
     """Tokens of a completion at most: `--max_completion_length`, or with several turns, which each may have as many,
     those of the longest that was recorded."""
-    return max(args.max_completion_length, *map(int, recorded if takes_turns(args) else ()), 0)
+    lengths = [int(length) for length in recorded] if takes_turns(args) else []
+    return max(args.max_completion_length, *lengths, 0)
 
 
 def takes_turns(args: RlhfArguments) -> bool:
@@ -91,7 +98,7 @@ def job_of(
     lengths: AverageLengths | None = None,
     run_file: RunFile | None = None,
 ) -> Job:
-    """What the flags ask; `lengths` were measured. UsageError: a config cannot be read."""
+    """Returns the job that the flags ask for; `lengths` were measured. Raises UsageError: a config cannot be read."""
     known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
     completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
     known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
@@ -138,25 +145,28 @@ def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = N
         copies = int(run_file.rollout.get("vllm_data_parallel_size", 1))
         size = int(run_file.rollout.get("vllm_tensor_parallel_size", 1))
         return Layout(world_size, stage, "server", role.count * copies, size)
-    mode: Mode = "colocate" if args.colocates else "server" if args.use_vllm else "embedded"
-    size = args.vllm_tensor_parallel_size if mode == "colocate" else 1
+    if args.colocates:
+        size = args.vllm_tensor_parallel_size
+        return Layout(world_size, stage, "colocate", max(1, world_size // size), size)
+    if not args.use_vllm:
+        return Layout(world_size, stage, "embedded", world_size)
     urls = args.rollout_base_urls
     if args.vllm_server_file is not None:
         from swift_r1.wire.server_file import servers_of
 
         urls = servers_of(args.vllm_server_file).urls
-    replicas = len(urls) if mode == "server" else world_size // size
-    return Layout(world_size, stage, mode, max(1, replicas), size)
+    return Layout(world_size, stage, "server", max(1, len(urls)))
 
 
 def _others(run_file: RunFile | None) -> tuple[ServerRole, ...]:
+    if run_file is None:
+        return ()
     found = []
-    for name, flags in ({} if run_file is None else run_file.servers).items():
+    for name, flags in run_file.servers.items():
         model = model_of(str(flags["model"]))
         width = WIDTHS[str(flags.get("torch_dtype") or model.shape.dtype)]
-        size, copies = (int(flags.get(f"vllm_{kind}_parallel_size", 1)) for kind in ("tensor", "data"))
-        assert run_file is not None  # it has servers
-        replicas = run_file.roles[name].count * copies
+        size = int(flags.get("vllm_tensor_parallel_size", 1))
+        replicas = run_file.roles[name].count * int(flags.get("vllm_data_parallel_size", 1))
         found.append(ServerRole(name, model, replicas, size, width, _cache_bytes(flags)))
     return tuple(found)
 
@@ -213,8 +223,8 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
 
 
 def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
-    """Of a run's completions; of its prompts, from the tokens that training computed in addition. Those were the
-    prompts of groups or of completions: of the two the one that the prompts' text is nearer to."""
+    """Returns the lengths of a run's completions and prompts. A prompt's are those of the tokens that training computed
+    in addition: prompts of groups or of completions, whichever is nearer to the prompts' text."""
     lines = recorded_lines(folder)
     completion = fmean(line["completions/mean_length"] for line in lines)
     once = round_of(args, AverageLengths(1.0, completion))
@@ -222,7 +232,7 @@ def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
     more = max(0.0, computed - once.generated_tokens)
     per_group = max(1.0, more / once.prompts)
     per_completion = max(1.0, more / once.completions)
-    rows = _rows(folder / "completions.jsonl")
+    rows = _rows(folder / COMPLETIONS)
     if not rows:
         shared = round_of(args, AverageLengths(per_group, completion)).shares_prompts
         return AverageLengths(per_group if shared else per_completion, completion)

@@ -60,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a layout comes to.
+    """The figures of a layout.
 
     Attributes:
         phases: seconds of a round.
@@ -113,18 +113,33 @@ def estimate_layout(job: Job, layout: Layout) -> Estimate:
         faults.append(f"{layout.ranks} ranks for {job.updated} completions of an optimizer step")
     for role in job.others:
         memory.append(other_memory(job, role))
-    faults += [f"{one.role}: {one.total / GIB:.1f} GiB of {one.room / GIB:.1f}" for one in memory[1:] if not one.fits]
+    for server_memory in memory[1:]:
+        if not server_memory.fits:
+            total = server_memory.total / GIB
+            faults.append(f"{server_memory.role}: {total:.1f} GiB of {server_memory.room / GIB:.1f}")
     phases, step, overlapped = _seconds(job, layout, trainer, server)
     sent = {
         "push, whole": whole_bytes(job.model.total, job.width),
         "push, changes": delta_bytes(job.model.total, job.width, job.use),
         "completion": completion_bytes(job.round),
     }
-    return Estimate(layout, phases, step, overlapped, tuple(memory), sent, running, tuple(faults))
+    return Estimate(
+        layout,
+        phases,
+        step,
+        overlapped,
+        tuple(memory),
+        sent,
+        running,
+        tuple(faults),
+    )
 
 
 def _seconds(
-    job: Job, layout: Layout, trainer: TrainerRoofline, server: ServerRoofline
+    job: Job,
+    layout: Layout,
+    trainer: TrainerRoofline,
+    server: ServerRoofline,
 ) -> tuple[dict[str, float], float, bool]:
     args = job.args
     round_ = job.round
@@ -168,19 +183,36 @@ def _whole(phases: Mapping[str, float], ahead: bool) -> tuple[float, bool]:
 
 
 @lru_cache(maxsize=4096)
-def _generate(job: Job, chip: Chip, replicas: int, server: ServerRoofline, overlapped: bool) -> float:
-    return generate_seconds(job.model, chip, server, job.use, job.round, replicas, overlapped=overlapped)
+def _generate(
+    job: Job,
+    chip: Chip,
+    replicas: int,
+    server: ServerRoofline,
+    overlapped: bool,
+) -> float:
+    return generate_seconds(
+        job.model,
+        chip,
+        server,
+        job.use,
+        job.round,
+        replicas,
+        overlapped=overlapped,
+    )
 
 
 def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
-    """How a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down a tree
-    of servers."""
-    asked = job.args.weight_transport
+    """Returns how a push goes: what the flags say; with `auto` shared memory on one machine, else changes by http, down
+    a tree of servers."""
     one_machine = layout.devices <= job.per_node
-    transport = asked if asked != "auto" else "shm" if one_machine or layout.mode == "colocate" else "http"
-    asked_fanout = 0 if one_machine and job.args.weight_fanout is None else job.args.weight_fanout
+    transport = job.args.weight_transport
+    if transport == "auto":
+        transport = "shm" if one_machine or layout.mode == "colocate" else "http"
+    fanout = job.args.weight_fanout
+    if one_machine and fanout is None:
+        fanout = 0
     delta = job.args.weight_delta != "false" and job.args.train_type == "full"
-    return transport, delta, fanout_of(asked_fanout, layout.replicas)
+    return transport, delta, fanout_of(fanout, layout.replicas)
 
 
 def _other_seconds(job: Job, role: ServerRole) -> float:
@@ -192,6 +224,13 @@ def _other_seconds(job: Job, role: ServerRole) -> float:
     seconds = prefill_seconds(role.model, job.chip, server, job.use, own, read)
     if role.name == "judge":
         batch = min(own, float(server.most), max(1.0, server.cache_tokens / (read + JUDGE_TOKENS)))
-        step = decode_seconds(role.model, job.chip, server, job.use, batch, read + JUDGE_TOKENS / 2)
+        step = decode_seconds(
+            role.model,
+            job.chip,
+            server,
+            job.use,
+            batch,
+            read + JUDGE_TOKENS / 2,
+        )
         seconds += own / batch * JUDGE_TOKENS * step
     return seconds

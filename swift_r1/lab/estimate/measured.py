@@ -1,4 +1,4 @@
-"""What a recorded run tells: its lengths, and how its seconds compare with the formulas."""
+"""The lengths of a recorded run, and how its seconds compare with the formulas."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from swift_r1.lab.estimate.work import Efficiency
 
 
 def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], float] = median) -> Mapping[str, float]:
-    """Of a round of `updates` optimizer steps, the median (or another figure `of` all): `generate`, `train` (with the
-    log-probs before it), `push`, `reward` and `step`. Where rounds were prefetched, `generate` is what the server took,
-    not the wait for it."""
+    """Returns the median seconds of a round of `updates` optimizer steps (or another figure `of` all rounds):
+    `generate`, `train` (with the log-probs before it), `push`, `reward` and `step`. Where rounds were prefetched,
+    `generate` is what the server took, not the wait for it."""
     lines = recorded_lines(folder)
-    names = {"generate": "generate", "train": "train", "push": "sync", "reward": "reward", "step": "step"}
+    names = {
+        "generate": "generate",
+        "train": "train",
+        "push": "sync",
+        "reward": "reward",
+        "step": "step",
+    }
     found = {name: updates * of(line.get(f"time/{logged}", 0.0) for line in lines) for name, logged in names.items()}
     ahead = [line["rollout/ahead_seconds"] for line in lines if line.get("rollout/ahead_seconds")]
     return found | ({"generate": of(ahead)} if ahead else {})
@@ -45,6 +51,6 @@ def read_measured(folder: Path, chip: Chip, of: Callable[[Iterable[float]], floa
 
 
 def lengths_of(folder: Path, chip: Chip) -> AverageLengths:
-    """Of the run's prompts and completions. Raises as `of_run`."""
+    """Returns the lengths of the run's prompts and completions. Raises UsageError: the folder has none."""
     job, _ = of_run(folder, chip, assumed(chip))
     return AverageLengths(job.round.prompt_tokens, job.round.completion_tokens, job.round.recorded)

@@ -1,11 +1,11 @@
-"""What a model costs, from its config.json alone: without torch, in milliseconds."""
+"""The costs of a model, from its config.json alone: without torch, in milliseconds."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,8 @@ class Model:
 
 
 def model_of(path: str) -> Model:
-    """Of a model folder with a config.json (weights are not needed), of such a file, or of a hub id whose config was
-    downloaded before. Raises UsageError: there is
-    none, or it is of no model."""
+    """Reads a model folder with a config.json (weights are not needed), such a file, or a hub id whose config was
+    downloaded before. Raises UsageError: there is none, or it is of no model."""
     folder = Path(path).expanduser()
     file = folder if folder.is_file() else folder / "config.json"
     if not folder.exists() and is_hub_id(path):
@@ -109,26 +108,31 @@ def model_of(path: str) -> Model:
 
 
 def from_config(config: Mapping[str, Any]) -> Model:
-    """Of a config of one of the `FAMILIES`. KeyError: a size is missing."""
-    layers, hidden, vocabulary = (config[key] for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    """Returns the model of a config of one of the `FAMILIES`. Raises KeyError: a size is missing."""
+    layers = config["num_hidden_layers"]
+    hidden = config["hidden_size"]
+    vocabulary = config["vocab_size"]
     heads = config["num_attention_heads"]
     weights: list[tuple[str, int]] = [("model.embed_tokens.weight", vocabulary * hidden)]
     linear: Matrices = []
     for index in range(layers):
         prefix = f"model.layers.{index}"
         matrices = [*_attention(config, prefix), *_feed_forward(config, prefix, index)]
-        linear += [
-            (name, size) for name, size in matrices if ".mlp.experts." not in name and not name.endswith(".gate")
-        ]
-        weights += [(_weight_name(name), rows * columns) for name, (rows, columns) in matrices]
+        for name, (rows, columns) in matrices:
+            weights.append((_weight_name(name), rows * columns))
+            if ".mlp.experts." not in name and not name.endswith(".gate"):
+                linear.append((name, (rows, columns)))
         weights += _vectors(config, prefix, index, matrices)
     weights.append(("model.norm.weight", hidden))
     if not config.get("tie_word_embeddings", False):
         weights.append(("lm_head.weight", vocabulary * hidden))
-    latent = config["model_type"] == "deepseek_v3"
     kv_width = config.get("num_key_value_heads", heads) * _head_width(config)
-    experts = _experts(config)
-    sparse = sum(_is_sparse(config, index) for index in range(layers))
+    heads_width = heads * _head_width(config)
+    cached = 2 * kv_width
+    if config["model_type"] == "deepseek_v3":
+        widths = config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"]
+        heads_width = round(heads * widths / 2)
+        cached = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     shape = ModelShape(
         weights=tuple(weights),
         linear=tuple(linear),
@@ -140,15 +144,16 @@ def from_config(config: Mapping[str, Any]) -> Model:
         vocabulary=vocabulary,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     )
-    widths = (config["qk_nope_head_dim"] + config["qk_rope_head_dim"] + config["v_head_dim"]) / 2 if latent else 0
-    cached = config["kv_lora_rank"] + config["qk_rope_head_dim"] if latent else 2 * kv_width
-    return Model(
-        shape,
-        heads_width=round(heads * widths) if latent else heads * _head_width(config),
-        kv_numbers=layers * cached,
-        experts=experts or 1,
-        experts_per_token=config["num_experts_per_tok"] if experts else 1,
-        expert_numbers=sparse * experts * 3 * hidden * _expert_width(config) if experts else 0,
+    dense = Model(shape, heads_width, kv_numbers=layers * cached)
+    experts = _experts(config)
+    if not experts:
+        return dense
+    sparse = sum(_is_sparse(config, index) for index in range(layers))
+    return replace(
+        dense,
+        experts=experts,
+        experts_per_token=config["num_experts_per_tok"],
+        expert_numbers=sparse * experts * 3 * hidden * _expert_width(config),
     )
 
 
@@ -164,7 +169,9 @@ def _attention(config: Mapping[str, Any], prefix: str) -> Matrices:
     width = _head_width(config)
     at = f"{prefix}.self_attn"
     if config["model_type"] == "deepseek_v3":
-        rope, nope, value = (config[key] for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+        rope = config["qk_rope_head_dim"]
+        nope = config["qk_nope_head_dim"]
+        value = config["v_head_dim"]
         query = config["q_lora_rank"]
         latent = config["kv_lora_rank"]
         return [
@@ -204,7 +211,12 @@ def _gated(at: str, hidden: int, wide: int) -> Matrices:
     return [(f"{at}.gate_proj", (wide, hidden)), (f"{at}.up_proj", (wide, hidden)), (f"{at}.down_proj", (hidden, wide))]
 
 
-def _vectors(config: Mapping[str, Any], prefix: str, index: int, matrices: Matrices) -> Iterator[tuple[str, int]]:
+def _vectors(
+    config: Mapping[str, Any],
+    prefix: str,
+    index: int,
+    matrices: Matrices,
+) -> Iterator[tuple[str, int]]:
     """Norms and biases of a layer."""
     hidden = config["hidden_size"]
     kind = config["model_type"]

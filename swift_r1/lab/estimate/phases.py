@@ -42,7 +42,12 @@ def at_once(server: ServerRoofline, round_: Round) -> float:
 
 
 def decode_seconds(
-    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, batch: float, context: float
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    batch: float,
+    context: float,
 ) -> float:
     """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
     what every step takes, and two exchanges a layer between tensor-parallel devices."""
@@ -55,7 +60,13 @@ def decode_seconds(
     return max(from_memory, computed) + layers * use.layer_seconds + exchange_seconds(model, chip, server, use, batch)
 
 
-def exchange_seconds(model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, tokens: float) -> float:
+def exchange_seconds(
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    tokens: float,
+) -> float:
     """The two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden states, over the slowest
     link."""
     devices = server.tensor_parallel
@@ -67,7 +78,12 @@ def exchange_seconds(model: Model, chip: Chip, server: ServerRoofline, use: Effi
 
 
 def prefill_seconds(
-    model: Model, chip: Chip, server: ServerRoofline, use: Efficiency, prompts: float, tokens: float
+    model: Model,
+    chip: Chip,
+    server: ServerRoofline,
+    use: Efficiency,
+    prompts: float,
+    tokens: float,
 ) -> float:
     """Prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
     flops = model.forward_flops(prompts * tokens, prompts, tokens / 2)
@@ -103,10 +119,27 @@ def generate_seconds(
         for tokens, share in alive(round_.lengths):
             context = round_.prompt_tokens + past + tokens / 2
             # The cache of those that are left may be more than fits, but not for longer than this stretch.
-            seconds += tokens * decode_seconds(model, chip, server, use, max(1.0, batch * share), context)
+            seconds += tokens * decode_seconds(
+                model,
+                chip,
+                server,
+                use,
+                max(1.0, batch * share),
+                context,
+            )
             past += tokens
     prompts = max(1.0, round_.prompts / replicas)
-    return (seconds + prefill_seconds(model, chip, server, use, prompts, round_.prompt_tokens)) * use.generate_factor
+    return (
+        seconds
+        + prefill_seconds(
+            model,
+            chip,
+            server,
+            use,
+            prompts,
+            round_.prompt_tokens,
+        )
+    ) * use.generate_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +180,9 @@ def bus(chip: Chip, trainer: TrainerRoofline, use: Efficiency) -> float:
 
 
 def exchanged_bytes(model: Model, trainer: TrainerRoofline) -> float:
-    """Of one rank in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their size); ZeRO-2: their
-    scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward of each micro-batch,
-    and the gradients' scatter."""
+    """Returns what one rank exchanges in an optimizer step. Plain, ZeRO-0 and 1: a sum of the gradients (twice their
+    size); ZeRO-2: their scatter for each micro-batch, and the new weights; ZeRO-3: the weights for forward and backward
+    of each micro-batch, and the gradients' scatter."""
     if trainer.ranks == 1:
         return 0.0
     share = (trainer.ranks - 1) / trainer.ranks * trainer.width
@@ -160,16 +193,28 @@ def exchanged_bytes(model: Model, trainer: TrainerRoofline) -> float:
     return share * 2 * trainer.trained
 
 
-def logprob_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
+def logprob_seconds(
+    model: Model,
+    chip: Chip,
+    trainer: TrainerRoofline,
+    use: Efficiency,
+    round_: Round,
+) -> float:
     """The passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
     flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor
 
 
-def train_seconds(model: Model, chip: Chip, trainer: TrainerRoofline, use: Efficiency, round_: Round) -> float:
-    """All optimizer steps of a round. Ranks exchange while they compute, so that the slower of both counts, and a share
-    of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
+def train_seconds(
+    model: Model,
+    chip: Chip,
+    trainer: TrainerRoofline,
+    use: Efficiency,
+    round_: Round,
+) -> float:
+    """Returns the seconds of all optimizer steps of a round. Ranks exchange while they compute, so that the slower of
+    both counts, and a share of the exchanges in any case. The optimizer reads and writes 32 bytes a number."""
     computed = training_flops(model, round_, trainer.recomputes) * round_.iterations
     seconds = computed / (trainer.ranks * reached(model, chip, use, use.train))
     exchanged = round_.updates * exchanged_bytes(model, trainer) / bus(chip, trainer, use)

@@ -1,4 +1,4 @@
-"""What is asked, and what each role holds: trainers, replicas, judge and teacher."""
+"""The job, and the memory of each role: trainers, replicas, judge and teacher."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from swift_r1.lab.estimate.chips import Chip
 from swift_r1.lab.estimate.model import Model
 from swift_r1.lab.estimate.phases import ServerRoofline, TrainerRoofline, at_once
 from swift_r1.lab.estimate.work import Efficiency, Round
-from swift_r1.training.backends.fsdp_config import read_fsdp
-from swift_r1.training.memory import GIB, MemoryEstimate, estimate, trained_numbers, zero_of
+from swift_r1.training.memory import (
+    CONTEXT_BYTES,
+    EMBEDDED_CACHE_BYTES,
+    GIB,
+    MemoryEstimate,
+    estimate,
+    trained_numbers,
+)
 
 Mode = Literal["server", "colocate", "embedded"]
 
-WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0}
-_CONTEXT = 0.6 * GIB  # CUDA, and the libraries in a process
 _ENGINE = 1.5 * GIB  # what vLLM holds beside weights and cache: activations of a prefill, CUDA graphs
-_EMBEDDED_CACHE = 2 * GIB  # serving/engines/transformers.py
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class ServerRole:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked, whatever the layout. Hashable by identity: nothing in it changes.
+    """A run to be estimated, whatever the layout. Hashable by identity: nothing in it changes.
 
     Attributes:
         args: flags of the run, resolved.
@@ -131,7 +134,8 @@ def _trained(job: Job) -> int:
 
 @lru_cache(maxsize=4096)
 def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
-    """Of one rank, as `swift rlhf --estimate true` counts it: with batch flags that are counted for so many ranks."""
+    """Estimates the memory of one rank, as `swift rlhf --estimate true` does, with batch flags that are counted for so
+    many ranks."""
     own = max(1, -(-job.updated // ranks))
     micro = min(job.args.per_device_train_batch_size, own)
     generated = -(-job.round.completions // (micro * ranks))
@@ -142,40 +146,70 @@ def trainer_memory(job: Job, ranks: int, stage: int | None) -> MemoryEstimate:
         steps_per_generation=generated,
         generation_batch_size=generated * micro * ranks,
     )
-    _, offload = zero_of(job.args)
-    critic = None if job.critic is None else job.critic.shape
     return estimate(
         args,
         job.model.shape,
         ranks,
-        _CONTEXT,
+        CONTEXT_BYTES,
         stage,
-        offload=offload,
         gpu=not job.chip.is_cpu,
         card=job.chip.memory,
-        critic=critic,
-        fsdp=read_fsdp(args.fsdp) if args.fsdp else None,
+        critic=None if job.critic is None else job.critic.shape,
     )
 
 
-def server_of(job: Job, tensor_parallel: int, mode: Mode = "server", free: float | None = None) -> ServerRoofline:
+def server_of(
+    job: Job,
+    tensor_parallel: int,
+    mode: Mode = "server",
+    free: float | None = None,
+) -> ServerRoofline:
     """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
     own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
-        tokens = _EMBEDDED_CACHE / (job.model.kv_numbers * job.cached)
-        return ServerRoofline(tensor_parallel, job.width, job.cached, tokens, 1 << 20, job.per_node)
-    return _server(job, job.model, tensor_parallel, job.width, job.cached, room, job.cache_bytes)
+        tokens = EMBEDDED_CACHE_BYTES / (job.model.kv_numbers * job.cached)
+        return ServerRoofline(
+            tensor_parallel,
+            job.width,
+            job.cached,
+            tokens,
+            1 << 20,
+            job.per_node,
+        )
+    return _server(
+        job,
+        job.model,
+        tensor_parallel,
+        job.width,
+        job.cached,
+        room,
+        job.cache_bytes,
+    )
 
 
 def other_server(job: Job, role: ServerRole) -> ServerRoofline:
     """A replica of a judge or teacher."""
     room = job.chip.memory * job.share
-    return _server(job, role.model, role.tensor_parallel, role.width, role.width, room, role.cache_bytes)
+    return _server(
+        job,
+        role.model,
+        role.tensor_parallel,
+        role.width,
+        role.width,
+        room,
+        role.cache_bytes,
+    )
 
 
 def _server(
-    job: Job, model: Model, devices: int, width: float, cache_width: float, room: float, cache_bytes: float | None
+    job: Job,
+    model: Model,
+    devices: int,
+    width: float,
+    cache_width: float,
+    room: float,
+    cache_bytes: float | None,
 ) -> ServerRoofline:
     left = room - model.total * width / devices - job.engine_bytes if cache_bytes is None else cache_bytes
     tokens = max(0.0, left) * devices / (model.kv_numbers * cache_width)
@@ -183,7 +217,7 @@ def _server(
 
 
 def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
-    """Of one device of a rollout replica."""
+    """Returns the memory of one device of a rollout replica."""
     batch = at_once(server, job.round)
     most = f", at most {server.most} (--vllm_max_num_seqs)" if batch >= server.most else ""
     parts = _parts(job, job.model, server)
@@ -191,7 +225,7 @@ def replica_memory(job: Job, server: ServerRoofline) -> RoleMemory:
 
 
 def other_memory(job: Job, role: ServerRole) -> RoleMemory:
-    """Of one device of a judge or teacher."""
+    """Returns the memory of one device of a judge or teacher."""
     server = other_server(job, role)
     room = job.chip.memory * (1 if server.cache_tokens else job.share)
     return RoleMemory(role.name, _parts(job, role.model, server), room)

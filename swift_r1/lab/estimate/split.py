@@ -14,7 +14,7 @@ _STAGES = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was found: the best of each, in ascending seconds; `why_not` where nothing fits."""
+    """The best layouts, in ascending seconds; `why_not` if nothing fits."""
 
     best: tuple[Estimate, ...]
     tried: int
@@ -41,15 +41,10 @@ def best_split(job: Job, gpus: int, most: int = 5) -> Split:
 
 
 def layouts(job: Job, gpus: int) -> Iterator[Layout]:
-    """All that are tried."""
+    """Yields all layouts that are tried."""
     sizes = _tensor_parallel(job, gpus)
     for ranks in _rank_counts(job, gpus):
-        stages = (
-            [None]
-            if ranks == 1
-            else [stage for stage in ((3,) if job.args.fsdp else _STAGES) if _fits(job, ranks, stage)]
-        )
-        for stage in stages:
+        for stage in _stages(job, ranks):
             for size in sizes:
                 replicas = (gpus - ranks) // size
                 while replicas:  # fewer of them may be faster, since each is sent the weights
@@ -57,6 +52,14 @@ def layouts(job: Job, gpus: int) -> Iterator[Layout]:
                     replicas //= 2
                 if ranks % size == 0 and size <= job.per_node and not job.args.async_generate:
                     yield Layout(ranks, stage, "colocate", ranks // size, size)
+
+
+def _stages(job: Job, ranks: int) -> list[int | None]:
+    """Returns the stages of ZeRO with which a rank's memory suffices."""
+    if ranks == 1:
+        return [None]
+    stages = (3,) if job.args.fsdp else _STAGES
+    return [stage for stage in stages if _fits(job, ranks, stage)]
 
 
 def _rank_counts(job: Job, gpus: int) -> Iterator[int]:
@@ -88,12 +91,10 @@ def _why_not(job: Job) -> str:
     size = next((one for one in (2**n for n in range(11)) if server_of(job, one).cache_tokens >= need), None)
     if ranks is None or size is None:
         role = "training" if ranks is None else "a rollout replica"
-        held = trainer_memory(job, 1024, 3) if ranks is None else None
-        part = (
-            ""
-            if held is None
-            else f": a rank of 1,024 with ZeRO-3 needs {held.peak / GIB:.0f} GiB, {held.largest} most"
-        )
+        part = ""
+        if ranks is None:
+            held = trainer_memory(job, 1024, 3)
+            part = f": a rank of 1,024 with ZeRO-3 needs {held.peak / GIB:.0f} GiB, {held.largest} most"
         return f"{role} does not fit on any number of GPUs of {job.chip.memory / GIB:.0f} GiB{part}"
     return (
         f"too few of {job.chip.memory / GIB:.0f} GiB: training needs {ranks} (ZeRO-3), a replica "

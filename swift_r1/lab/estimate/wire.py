@@ -16,7 +16,8 @@ _ENVELOPE = 400.0  # headers, request id, sampling parameters, of a request and 
 
 
 def completion_bytes(round_: Round) -> float:
-    """Of one completion: its tokens with log-probs, and its share of the request, which is its group's."""
+    """Returns the bytes of one completion: its tokens with log-probs, and its share of the request, which is its
+    group's."""
     request = _ENVELOPE + round_.prompt_tokens * BYTES_PER_ID + 20.0 * round_.group
     return round_.completion_tokens * BYTES_PER_TOKEN + request / round_.group
 
@@ -43,7 +44,8 @@ def push_seconds(
     delta: bool,
     fanout: int = 0,
 ) -> float:
-    """From the end of training until all servers serve the new weights: gathering them (ZeRO-3), sending, loading.
+    """Returns the seconds from the end of training until all servers serve the new weights: gathering them (ZeRO-3),
+    sending, loading.
 
     `shm`: one copy that all servers of the host map. `http`: compared and hashed once, then sent to each server from
     rank 0, or with a `fanout` to so many, which pass each bucket on as it comes: each level of the tree takes the time

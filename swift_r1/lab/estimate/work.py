@@ -1,4 +1,4 @@
-"""What a round is: how many completions of which lengths; and how much of a chip's figures is reached."""
+"""The work of a round, completions and their lengths; and how much of a chip's figures is reached."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def lengths(mean: float, longest: float, points: int = QUANTILES) -> tuple[float
 
 
 def _rate(mean: float, longest: float) -> float:
-    """Of (1 - exp(-rate longest)) / rate = mean, by bisection."""
+    """Solves (1 - exp(-rate longest)) / rate = mean by bisection."""
     if mean >= longest * (1 - 1e-6):
         return 0.0
     low = 0.0
@@ -99,8 +99,8 @@ def alive(quantiles: Sequence[float]) -> tuple[tuple[float, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """How much of a chip's figures is reached, and what else a phase takes. All of these are assumptions, unless they
-    are calibrated (`measured.py`).
+    """Shares of a chip's figures that are reached, and what else a phase takes. All of these are assumptions, unless
+    they are calibrated (`measured.py`).
 
     Attributes:
         train: share of FLOP/s in forward and backward passes of training.
@@ -144,6 +144,13 @@ class Efficiency:
 
 GPU = Efficiency()
 CPU = Efficiency(
-    train=0.45, forward=0.5, decode=0.4, memory=0.6, layer_seconds=4e-4, network=0.5, load=1.4e9, step_seconds=0.05
+    train=0.45,
+    forward=0.5,
+    decode=0.4,
+    memory=0.6,
+    layer_seconds=4e-4,
+    network=0.5,
+    load=1.4e9,
+    step_seconds=0.05,
 )
 """Assumed for one process on some cores (docs/performance.md has what was measured: 0.54 of the arithmetic)."""

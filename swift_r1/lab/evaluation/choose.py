@@ -1,4 +1,4 @@
-"""Which engine `--model` means."""
+"""The choice of the engine that `--model` means."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _SEEDS = 2**31  # what every endpoint takes
 
 
 def http_options(args: EvalArguments) -> dict[str, Any]:
-    """Of an httpx client for `--model URL`."""
+    """Returns the options of an httpx client for `--model URL`."""
     return {
         "base_url": args.base_url,
         "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
@@ -63,12 +63,16 @@ class EndpointEngine(EvalEngine):
         self._stops_by_token = True
         self._failing_since: float | None = None
         self._model = self._chosen(asyncio.run(self._models()))
-        self.facts = {"engine": "openai", "endpoint": self._path.removeprefix("/v1/"), "served_model": self._model}
+        self.facts = {
+            "engine": "openai",
+            "endpoint": self._path.removeprefix("/v1/"),
+            "served_model": self._model,
+        }
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
-        """All questions, `--max_concurrent_requests` at a time, in their order. Raises RunFailed: the endpoint refuses
-        a request, or answers with something else; ServerUnreachable: nothing was answered for `--vllm_server_timeout`
-        seconds."""
+        """Asks all questions, `--max_concurrent_requests` at a time, in their order. Raises RunFailed: the endpoint
+        refuses a request, or answers with something else; ServerUnreachable: nothing was answered for
+        `--vllm_server_timeout` seconds."""
         self._failing_since = None
         try:
             asyncio.run(self._generate(questions, on_written))
@@ -143,7 +147,11 @@ class EndpointEngine(EvalEngine):
         return True
 
     async def _answer(
-        self, http: httpx.AsyncClient, path: str, what: str, body: Mapping[str, Any] | None = None
+        self,
+        http: httpx.AsyncClient,
+        path: str,
+        what: str,
+        body: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
         """The first answer that is not a transient failure."""
         for attempt in count():

@@ -67,7 +67,10 @@ class EvalEngine:
 
 
 def rollout_request(
-    question: BenchmarkQuestion, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
+    question: BenchmarkQuestion,
+    request_id: str,
+    args: EvalArguments,
+    stop_token_ids: Sequence[int] = (),
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
     task = question.task
@@ -96,7 +99,7 @@ def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: 
 
 
 def model_sha256(model: str) -> str:
-    """Of the names and contents of a model's own files, in order; of adapters, those of the base model too."""
+    """Hashes the names and contents of a model's own files, in order; with adapters, those of the base model too."""
     folder = Path(model).expanduser()
     if not folder.is_dir():  # an id, which the check of `--model` has put into the hub's cache
         from huggingface_hub import snapshot_download
@@ -131,35 +134,37 @@ class InProcessEngine(EvalEngine):
         self._args = args
         self.tokenizer = load_tokenizer(args.model)
         dtype, self.max_model_length = config_of(args)
-        self.facts = {"engine": "transformers", "engine_version": version("transformers"), "dtype": dtype}
+        self.facts = {
+            "engine": "transformers",
+            "engine_version": version("transformers"),
+            "dtype": dtype,
+        }
         self._engine: TransformersEngine | None = None
-        self._ends: tuple[int, ...] = ()
 
     def start(self) -> None:
         import torch
 
-        from swift_r1.models.loading import end_tokens, load_model
+        from swift_r1.lab.folder_engine import load_folder_engine
         from swift_r1.serving.engines.checks import check_engine
-        from swift_r1.serving.engines.transformers import TransformersEngine
 
-        model = load_model(self._args.model, self._args.torch_dtype, gradient_checkpointing=False)
-        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
-        self._ends = end_tokens(model, self.tokenizer)
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
-        self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._engine = load_folder_engine(self._args.model, self.tokenizer, self._args.torch_dtype, device)
         check_engine(self._engine)
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
-        """In order, as many questions of one task at once as the batch size holds."""
+        """Answers the questions in order, as many of one task at once as the batch size holds."""
         assert self._engine is not None
         parts: list[list[BenchmarkQuestion]] = []
-        for one in questions:
-            size = max(1, self._args.per_device_eval_batch_size // one.task.num_generations)
-            if not parts or parts[-1][0].task != one.task or len(parts[-1]) == size:
+        for question in questions:
+            size = max(1, self._args.per_device_eval_batch_size // question.task.num_generations)
+            if not parts or parts[-1][0].task != question.task or len(parts[-1]) == size:
                 parts.append([])
-            parts[-1].append(one)
+            parts[-1].append(question)
+        ends = self._engine.eos.tolist()
         for part in parts:
-            requests = [rollout_request(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
+            requests = [
+                rollout_request(question, str(number), self._args, ends) for number, question in enumerate(part)
+            ]
 
             def ended(number: int, output: RolloutOutput, part: Sequence[BenchmarkQuestion] = part) -> None:
                 on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))

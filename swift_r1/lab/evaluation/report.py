@@ -1,4 +1,4 @@
-"""What an evaluation says at its end (`report.json`, a table), and `swift eval --compare RUN_A RUN_B`."""
+"""The report of an evaluation (`report.json`, a table), and `swift eval --compare RUN_A RUN_B`."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions:
 def results_table(results: Mapping[str, Result], model: str) -> Table:
     """One line per benchmark, shares in percent; `cut` is the share that reached its limit. Where rewards are given in
     parts, so that their mean is not the share of right completions, it has a column of its own."""
-    ns = {one.n for one in results.values()}
-    n = str(ns.pop()) if len(ns) == 1 else "n"
-    several = any(one.n > 1 for one in results.values())
-    kinds = ("pass", "maj") if several else ()
-    rewards = [(one.mean_reward, one.average.value) for one in results.values() if one.mean_reward is not None]
-    in_parts = not all(math.isclose(*pair, abs_tol=1e-9) for pair in rewards)
-    figures = (*(f"{kind}@{n}" for kind in kinds), *(("reward",) if in_parts else ()), "length", "cut")
-    table = _table(model, ("questions", f"avg@{n}", "95 %", *figures))
-    for name, one in results.items():
-        estimates = [one.estimates.get(f"{kind}@{one.n}") for kind in kinds]
-        table.add_row(
-            name,
-            str(one.questions) if one.n == 1 else f"{one.questions} x {one.n}",
-            percent(one.average.value),
-            interval(one.average),
-            *("" if found is None else percent(found.value) for found in estimates),
-            *((("" if one.mean_reward is None else f"{one.mean_reward:.3f}"),) if in_parts else ()),
-            "" if one.mean_length is None else f"{one.mean_length:.0f}",
-            percent(one.truncated),
-        )
+    counts = {result.n for result in results.values()}
+    n = str(*counts) if len(counts) == 1 else "n"
+    kinds = ("pass", "maj") if max(counts, default=1) > 1 else ()
+    in_parts = any(
+        result.mean_reward is not None and not math.isclose(result.mean_reward, result.average.value, abs_tol=1e-9)
+        for result in results.values()
+    )
+    columns = ["questions", f"avg@{n}", "95 %", *(f"{kind}@{n}" for kind in kinds)]
+    if in_parts:
+        columns.append("reward")
+    table = _table(model, [*columns, "length", "cut"])
+    for name, result in results.items():
+        questions = str(result.questions) if result.n == 1 else f"{result.questions} x {result.n}"
+        cells = [name, questions, percent(result.average.value), interval(result.average)]
+        for kind in kinds:
+            estimate = result.estimates.get(f"{kind}@{result.n}")
+            cells.append("" if estimate is None else percent(estimate.value))
+        if in_parts:
+            cells.append("" if result.mean_reward is None else f"{result.mean_reward:.3f}")
+        cells.append("" if result.mean_length is None else f"{result.mean_length:.0f}")
+        table.add_row(*cells, percent(result.truncated))
     mean = _mean(results)
     if mean is not None:
         table.add_section()
@@ -76,8 +77,8 @@ class Compared:
 
 
 def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
-    """Of each benchmark that both runs have, and of their mean where these are several. Raises UsageError: a folder
-    holds no finished evaluation, they share no benchmark, or a benchmark has other questions."""
+    """Compares two runs on each benchmark that both have, and on the mean where there are several. Raises UsageError: a
+    folder holds no finished evaluation, they share no benchmark, or a benchmark has other questions."""
     runs = [_read(first), _read(second)]
     shared = [name for name in runs[0] if name in runs[1]]
     if not shared:
@@ -85,10 +86,13 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
         raise UsageError(f"{first} and {second} share no benchmark: {names}")
     both = {name: (runs[0][name], runs[1][name]) for name in shared}
     for_each(shared, lambda name: _check_questions(name, *both[name]))
-    # In a fixed order: the file's is that in which completions came, and resampling must not depend on it.
-    values = {name: [result.average_values for _, result in two] for name, two in both.items()}
-    pairs = {name: [(one[key], other[key]) for key in sorted(one)] for name, (one, other) in values.items()}
-    means = {name: [result.average.value for _, result in two] for name, two in both.items()}
+    pairs = {}
+    means = {}
+    for name, ((_, one), (_, other)) in both.items():
+        # In a fixed order: the file's is that in which completions came, and resampling must not depend on it.
+        questions = sorted(one.average_values)
+        pairs[name] = [(one.average_values[key], other.average_values[key]) for key in questions]
+        means[name] = [one.average.value, other.average.value]
     differences = {name: paired_difference([pairs[name]], seed) for name in shared}
     if len(shared) > 1:
         means[MEAN] = [sum(two[run] for two in means.values()) / len(shared) for run in (0, 1)]
@@ -96,7 +100,12 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     return {name: Compared(two[0], two[1], differences[name]) for name, two in means.items()}
 
 
-def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str, Compared]) -> dict[str, Any]:
+def comparison_json(
+    first: Path,
+    second: Path,
+    seed: int,
+    compared: Mapping[str, Compared],
+) -> dict[str, Any]:
     return {
         "first": str(first),
         "second": str(second),
@@ -149,7 +158,7 @@ def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:
-    """Of each benchmark the hash of its questions and its figures."""
+    """Returns the hash of the questions and the figures of each benchmark."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -158,13 +167,11 @@ def _read(folder: Path) -> dict[str, tuple[str, Result]]:
     if not (folder / REPORT).is_file():
         raise UsageError(f"the evaluation in {folder} is not finished: give its command again to continue it")
     rows = read_rows(folder)
-    return {
-        name: (
-            task["sha256"],
-            summarize([graded_of(row) for row in rows if row["benchmark"] == name], task["reward"]),
-        )
-        for name, task in settings["tasks"].items()
-    }
+    found = {}
+    for name, task in settings["tasks"].items():
+        graded = [graded_of(row) for row in rows if row["benchmark"] == name]
+        found[name] = (task["sha256"], summarize(graded, task["reward"]))
+    return found
 
 
 def _check_questions(name: str, first: tuple[str, Result], second: tuple[str, Result]) -> None:

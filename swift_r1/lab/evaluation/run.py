@@ -74,7 +74,16 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
             results[one.task.name] = summarize(graded, one.task.reward)
         served = _weight_versions(store)
         content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
-        write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        write_whole(
+            folder / REPORT,
+            json.dumps(
+                content,
+                indent=2,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+            + "\n",
+        )
     Terminal().print(results_table(results, args.model))
     print(f"folder: {folder}")
     return EXIT_OK
@@ -115,7 +124,7 @@ def _answer(
 
 
 def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> Iterator[list[_Answered]]:
-    """What the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
+    """Yields what the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
@@ -145,7 +154,7 @@ def _generated(engine: EvalEngine, questions: Sequence[BenchmarkQuestion]) -> It
 
 
 def _weight_versions(store: CompletionStore) -> list[int]:
-    """Those that wrote completions; several are reported."""
+    """Returns the weight versions that wrote completions; reports several."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
         say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}", "eval")
@@ -153,7 +162,7 @@ def _weight_versions(store: CompletionStore) -> list[int]:
 
 
 def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine) -> dict[str, Any]:
-    """What the completions depend on; a folder is continued only with the same."""
+    """Returns what the completions depend on; a folder is continued only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
         "model_sha256": None if args.is_url else model_sha256(args.model),
@@ -198,7 +207,12 @@ def _grade(
     return graded
 
 
-def _row(question: BenchmarkQuestion, index: int, written: Written, reward: float | None) -> CompletionRow:
+def _row(
+    question: BenchmarkQuestion,
+    index: int,
+    written: Written,
+    reward: float | None,
+) -> CompletionRow:
     task = question.task
     prompt = question.prompt
     rule = RULES.get(task.reward or "")

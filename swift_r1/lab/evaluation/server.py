@@ -47,7 +47,12 @@ class ServerEngine(EvalEngine):
     """A running server; `info` is what `/info` said, `timeout_s` the longest wait where it was lost."""
 
     def __init__(
-        self, args: EvalArguments, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float
+        self,
+        args: EvalArguments,
+        client: RolloutClient,
+        info: ServerInfo,
+        tokenizer: Any,
+        timeout_s: float,
     ) -> None:
         if tokenizer_hash(tokenizer) != info.tokenizer_hash:
             raise UsageError(
@@ -69,9 +74,9 @@ class ServerEngine(EvalEngine):
         }
 
     def generate(self, questions: Sequence[BenchmarkQuestion], on_written: OnWritten) -> None:
-        """All at once; the server orders them. A server that is lost is waited for and asked again for what is missing.
-        Raises ServerUnreachable: it did not come back; RunFailed: it refused a question, or came back as another one.
-        """
+        """Sends all questions at once; the server orders them. Waits for a server that is lost, and asks again for what
+        is missing. Raises ServerUnreachable: it did not come back; RunFailed: it refused a question, or came back as
+        another one."""
         run = uuid.uuid4().hex[:12]
         asked = {f"{run}/{number}": question for number, question in enumerate(questions)}
         losses = 0

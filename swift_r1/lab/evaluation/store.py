@@ -75,7 +75,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_rows(folder: Path) -> list[CompletionRow]:
-    """All completions of a finished evaluation; raises UsageError without any, or where a line cannot be read."""
+    """Returns all completions of a finished evaluation. Raises UsageError: there are none, or a line cannot be read."""
     path = folder / COMPLETIONS
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
@@ -124,7 +124,7 @@ def _row(line: bytes) -> CompletionRow | None:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """What has become otherwise in JSON, a line each."""
+    """Yields what has become otherwise in JSON, a line each."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*before, *now]):
             yield from differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")

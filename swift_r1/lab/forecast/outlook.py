@@ -1,4 +1,4 @@
-"""What was found about a run, from the completions and the times that its rehearsal wrote."""
+"""The figures of a forecast, from the completions and the times that its rehearsal wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]  # of completions.jsonl
 
 @dataclass(frozen=True, slots=True)
 class PromptFigures:
-    """Of one prompt; `low` and `high` are Wilson's 95 % interval of its pass rate."""
+    """Figures of one prompt; `low` and `high` are Wilson's 95 % interval of its pass rate."""
 
     prompt_id: str
     passed: int
@@ -43,7 +43,7 @@ class PromptFigures:
 
 @dataclass(frozen=True, slots=True)
 class RewardFigures:
-    """Of one reward function. Shares are of all completions; `differing` is of the prompts."""
+    """Figures of one reward function. Shares are of all completions; `differing` is of the prompts."""
 
     name: str
     mean: float
@@ -98,12 +98,17 @@ class Outlook:
     cost: Cost
 
     def share_of_prompts(self, passed: Literal["none", "all"]) -> float:
-        """Of which none or all completions pass."""
+        """Returns the share of prompts of which none or all completions pass."""
         return _mean([float(one.passed == (one.completions if passed == "all" else 0)) for one in self.prompts])
 
 
-def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan) -> Outlook:
-    """From the rows of `completions.jsonl` and the content of `forecast.json`."""
+def outlook(
+    rows: Sequence[Row],
+    found: Mapping[str, Any],
+    args: RlhfArguments,
+    plan: Plan,
+) -> Outlook:
+    """Returns the figures from the rows of `completions.jsonl` and the content of `forecast.json`."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
     first = f"rewards/{args.reward_funcs[0]}"
     size = plan.num_generations
@@ -158,7 +163,8 @@ def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstim
 
 
 def _key(row: Row, names: Sequence[str] | None) -> Hashable:
-    """What must differ within a group for a signal: the reward, or with GDPO any function's; None where unusable."""
+    """Returns what must differ within a group for a signal: the reward, or with GDPO any function's; None if
+    unusable."""
     if names is None or row["reward"] is None:
         return row["reward"]  # type: ignore[no-any-return]
     return tuple(row[f"rewards/{name}"] for name in names)
@@ -177,7 +183,12 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
 
 
-def _prompt(group: Sequence[Row], first: str, keys: Sequence[Hashable], size: int) -> PromptFigures:
+def _prompt(
+    group: Sequence[Row],
+    first: str,
+    keys: Sequence[Hashable],
+    size: int,
+) -> PromptFigures:
     count = len(group)
     passed = sum(_passes(row, first) for row in group)
     return PromptFigures(
@@ -211,7 +222,12 @@ def _reward(name: str, groups: Sequence[Sequence[Row]], bad: Mapping[str, Any] |
 
 
 def _cost(
-    rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan, signal: float, count: int
+    rows: Sequence[Row],
+    found: Mapping[str, Any],
+    args: RlhfArguments,
+    plan: Plan,
+    signal: float,
+    count: int,
 ) -> Cost:
     times = rounds_of_sampling(signal, args.max_resample_times) if args.dynamic_sample else 1.0
     updates = plan.optimizer_steps_per_round
@@ -236,4 +252,11 @@ def _cost(
     after = math.fsum(seconds.values()) - before
     ahead = args.async_generate and args.max_staleness
     step = max(before, after) if ahead else before + after
-    return Cost(seconds, step, step * plan.total_steps / 3600, tokens, last["memory/peak_gib"], None)
+    return Cost(
+        seconds,
+        step,
+        step * plan.total_steps / 3600,
+        tokens,
+        last["memory/peak_gib"],
+        None,
+    )

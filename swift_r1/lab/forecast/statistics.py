@@ -52,15 +52,15 @@ def repeated_share(texts: Sequence[Sequence[str]]) -> float:
 
 
 def markers_of(prompt: str) -> list[str]:
-    """What a prompt tells the model to write, as far as that can be read from it: the closing tags that it names, and
-    `\\boxed{` or `####`."""
+    r"""Returns what a prompt tells the model to write, as far as that can be read from it: the closing tags that it
+    names, and `\boxed{` or `####`."""
     tags = dict.fromkeys(f"</{name}>" for name in _TAG.findall(prompt))
     return [*tags, *(one for one in _MARKERS if one in prompt)]
 
 
 def rounds_of_sampling(signal: float, resamples: int) -> float:
-    """How many times the completions of a round are generated with `--dynamic_sample`, where groups without signal are
-    replaced at most `resamples` times."""
+    """Returns how many times the completions of a round are generated with `--dynamic_sample`, which replaces groups
+    without signal at most `resamples` times."""
     return sum((1 - signal) ** times for times in range(resamples + 1))
 
 

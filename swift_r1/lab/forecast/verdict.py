@@ -1,4 +1,4 @@
-"""What a forecast comes to: a verdict, and the changes that would help most, each with its evidence.
+"""The verdict of a forecast, and the changes that would help most, each with its evidence.
 
 The thresholds and their reasons are in docs/forecast.md.
 """
@@ -31,7 +31,7 @@ Level = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """What would help, and what says so."""
+    """A change that would help, and what says so."""
 
     kind: str
     evidence: str
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def percent(share: float) -> str:
-    """In two digits, and never as 0 or 100 what is not that."""
+    """Writes a share in two digits, and never as 0 or 100 what is not that."""
     if 0 < share < 0.001:
         return "under 0.1 %"
     return "over 99.9 %" if 0.999 < share < 1 else f"{100 * share:.{2 if share < 0.995 else 3}g} %"

@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is written as."""
+"""The parts of a report, whatever it is written as."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Passage:
-    """What a model read or wrote, as it is, under a line that says what it is."""
+    """A text that a model read or wrote, as it is, under a line that says what it is."""
 
     title: str
     text: str
@@ -58,7 +58,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Passages:
-    """Of one prompt, in their order; side by side, where there is room."""
+    """Passages of one prompt, in their order; side by side, where there is room."""
 
     title: str
     passages: Sequence[Passage]

@@ -13,7 +13,7 @@ from swift_r1.lab.report.evaluations import Measured, right_shares
 from swift_r1.lab.report.figures import Curve, curves
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.query import CompletionQuery
-from swift_r1.record.folder import RunFolder
+from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS, RunFolder
 from swift_r1.record.metric_log import Series, over_seeds, same_but_seed
 
 _PANELS = {
@@ -64,7 +64,8 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
         runs = [_open(folder, tables) for folder in folders]
         alike: dict[str, list[Opened]] = {}
         for run in runs:
-            alike.setdefault(same_but_seed(run.folder.args) if run.folder.args else run.folder.name, []).append(run)
+            key = same_but_seed(run.folder.args) if run.folder.args else run.folder.name
+            alike.setdefault(key, []).append(run)
         groups = {_name(group): group for group in alike.values()}
         sections = {
             "What was run": _what(groups),
@@ -73,7 +74,7 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
             "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
             "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
             "What fails": _figures(
-                [figure for run in runs for figure in completions.over_time(run.folder.name, run.trained)]
+                [figure for run in runs for figure in completions.over_time(run.folder.name, run.trained)],
             ),
             "Best completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=True)),
             "Worst completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=False)),
@@ -88,10 +89,8 @@ def build(folders: Sequence[RunFolder], first: Sequence[Section] = ()) -> Report
 def _open(folder: RunFolder, tables: ExitStack) -> Opened:
     log = Diagnosis(folder.path)
     log.refresh()
-    trained, evaluated = (
-        tables.enter_context(CompletionTable(folder.path / f"{name}.jsonl"))
-        for name in ("completions", "eval_completions")
-    )
+    trained = tables.enter_context(CompletionTable(folder.path / COMPLETIONS))
+    evaluated = tables.enter_context(CompletionTable(folder.path / EVAL_COMPLETIONS))
     trained.refresh()
     evaluated.refresh()
     return Opened(folder, log, trained, evaluated)
@@ -112,10 +111,8 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
         own["state"] = ", ".join(_state(run) for run in group)
         columns.append(own)
     names = dict.fromkeys(name for own in columns for name in own)
-    table = Table(
-        ["run", *groups], [[name, *(own.get(name, "") for own in columns)] for name in names], len(groups) + 1
-    )
-    found: list[Block] = [table]
+    rows = [[name, *(own.get(name, "") for own in columns)] for name in names]
+    found: list[Block] = [Table(["run", *groups], rows, len(groups) + 1)]
     for run, *_ in groups.values():
         command = parts.command(run.folder)
         if command:
@@ -127,17 +124,21 @@ def _state(run: Opened) -> str:
     planned = run.folder.plan.get("total_steps")
     kinds = [event.get("kind") for event in run.folder.events]
     happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
-    state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
-    return f"{state} ({', '.join(happened)})" if happened else state
+    state = f"{run.folder.status} at step {run.log.last_step}"
+    if planned:
+        state += f" of {planned}"
+    if happened:
+        state += f" ({', '.join(happened)})"
+    return state
 
 
 def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
-    """What is wrong with each run, as `swift why` says it."""
-    rows = [
-        [run.folder.name, one.name, f"{one.steps[0]} to {one.steps[1]}", one.evidence, one.advice]
-        for run in runs
-        for one in run.log.findings.values()
-    ]
+    """Returns a table of what is wrong with each run, as `swift why` says it."""
+    rows = []
+    for run in runs:
+        for finding in run.log.findings.values():
+            first, last = finding.steps
+            rows.append([run.folder.name, finding.name, f"{first} to {last}", finding.evidence, finding.advice])
     return [Table(["run", "finding", "steps", "evidence", "try"], rows, 5)] if rows else []
 
 
@@ -146,15 +147,16 @@ def _figures(found: Sequence[Figure]) -> list[Block]:
 
 
 def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    rewards = sorted({name for group in groups.values() for run in group for name in run.log.rewards()})
-    panels = {"reward": _PANELS["reward"]} | {f"rewards/{name}/mean": f"Reward: {name}" for name in rewards} | _PANELS
+    panels = {"reward": _PANELS["reward"]}
+    for name in sorted({name for group in groups.values() for run in group for name in run.log.rewards()}):
+        panels[f"rewards/{name}/mean"] = f"Reward: {name}"
     found = []
-    for metric, title in panels.items():
-        drawn = [
-            _curve(name if len(groups) > 1 else "", number, [run.log.get(metric) for run in group])
-            for number, (name, group) in enumerate(groups.items())
-        ]
-        shown = [one for one in drawn if one.steps]
+    for metric, title in (panels | _PANELS).items():
+        drawn = []
+        for number, (name, group) in enumerate(groups.items()):
+            label = name if len(groups) > 1 else ""
+            drawn.append(_curve(label, number, [run.log.get(metric) for run in group]))
+        shown = [curve for curve in drawn if curve.steps]
         if shown:
             found.append(curves(title, shown))
     return found
@@ -164,15 +166,18 @@ def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
     """The mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are many."""
     points = over_seeds(seeds)
     each = -(-len(points) // _POINTS) or 1
-    bins = [points[place : place + each] for place in range(0, len(points), each)]
-    means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in bins]
+    means = []
+    for place in range(0, len(points), each):
+        part = points[place : place + each]
+        means.append([sum(column) / len(part) for column in zip(*part, strict=True)])
     steps, values, low, high = ([row[place] for row in means] for place in range(4))
     band = len(seeds) > 1
     return Curve(name, number, steps, values, low if band else None, high if band else None)
 
 
 def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
-    """Of each benchmark; a run alone has its intervals, several seeds a band from the lowest to the highest."""
+    """Draws the accuracy on each benchmark; a run alone has its intervals, several seeds a band from the lowest to the
+    highest."""
     found = []
     for benchmark in sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()}):
         drawn = []
@@ -180,9 +185,17 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
             curve = _curve(name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group])
             if len(group) == 1 and benchmark in group[0].log.benchmarks():
                 points = group[0].log.evaluations(benchmark, "accuracy")
-                low, high = ([getattr(one, end) for one in points] for end in ("low", "high"))
-                if None not in low + high:
-                    curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
+                low = [one.low for one in points if one.low is not None]
+                high = [one.high for one in points if one.high is not None]
+                if len(low) == len(high) == len(points):
+                    curve = Curve(
+                        name,
+                        number,
+                        [one.step for one in points],
+                        [one.value for one in points],
+                        low,
+                        high,
+                    )
             drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
         intervals = all(len(group) == 1 for group in groups.values())
         shown = [one for one in drawn if one.steps]
@@ -197,21 +210,23 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
         for run in group:
             known = {name: run.log.evaluations(name, "accuracy") for name in run.log.benchmarks()}
             steps = sorted({one.step for own in known.values() for one in own})
-            ends = [
-                right_shares(run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST), list(known))
-                for step in steps[:1] + steps[-1:]
-            ]
+            ends = []
+            for step in steps[:1] + steps[-1:]:
+                rows = run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST)
+                ends.append(right_shares(rows, list(known)))
             first, last = ends or ({}, {})
             found.append(Measured(run.folder.name, number, known, first, last))
     return found, list(groups)
 
 
 def _of_each(groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]) -> list[Block]:
-    """Of the first run of each group, under its name where there are several."""
+    """Returns the blocks of the first run of each group, under its name where there are several."""
     found: list[Block] = []
     for group in groups.values():
         own = blocks(group[0])
-        found += [Note(f"Of {group[0].folder.name}:"), *own] if own and len(groups) > 1 else own
+        if own and len(groups) > 1:
+            found.append(Note(f"Of {group[0].folder.name}:"))
+        found += own
     return found
 
 

@@ -29,7 +29,8 @@ def series(number: int, dark: bool = False) -> str:
 
 
 def diverging(value: float | None, limit: float = 1.0, dark: bool = False) -> str:
-    """Of a signed value: blue at `-limit` and below, the page's colour at 0, orange at `limit` and above."""
+    """Returns the colour of a signed value: blue at `-limit` and below, the page's colour at 0, orange at `limit` and
+    above."""
     if value is None or math.isnan(value):
         return UNKNOWN
     share = max(-1.0, min(1.0, value / limit)) if limit > 0 else math.copysign(float(value != 0), value)
@@ -37,7 +38,7 @@ def diverging(value: float | None, limit: float = 1.0, dark: bool = False) -> st
 
 
 def sequential(value: float | None, limit: float = 1.0) -> str:
-    """Of an unsigned value: viridis, from 0 to `limit` and above."""
+    """Returns the colour of an unsigned value: viridis, from 0 to `limit` and above."""
     if value is None or math.isnan(value):
         return UNKNOWN
     place = (max(0.0, min(1.0, value / limit)) if limit > 0 else float(value > 0)) * (len(_VIRIDIS) - 1)

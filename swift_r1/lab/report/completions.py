@@ -1,8 +1,9 @@
-"""What completions show: why they fail, how the same prompts were answered over time, the best and the worst."""
+"""The completions in a report: why they fail, how the same prompts were answered over time, the best and the worst."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import dropwhile
 from typing import Any
 
 from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
@@ -31,17 +32,18 @@ def over_time(name: str, completions: CompletionTable) -> list[Figure]:
 
 
 def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
-    """Of the numbers that `rows` have of each kind; neighbours together, so that at most `_POINTS` are left."""
+    """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
+    are left."""
     each = -(-len(rows) // _POINTS) or 1
     parts = [rows[place : place + each] for place in range(0, len(rows), each)]
-    sums = {kind: [float(sum(row[kind] for row in part)) for part in parts] for kind in labels}
     steps = [part[0]["step"] for part in parts]
-    totals = [sum(own) for own in zip(*sums.values(), strict=True)]
-    drawn = [
-        Curve(labels[kind], number, steps, [value / total for value, total in zip(own, totals, strict=True)])
-        for number, (kind, own) in enumerate(sums.items())
-        if any(own)
-    ]
+    totals = [float(sum(row[kind] for row in part for kind in labels)) for part in parts]
+    drawn = []
+    for number, (kind, label) in enumerate(labels.items()):
+        sums = [sum(row[kind] for row in part) for part in parts]
+        if any(sums):
+            own = [value / total for value, total in zip(sums, totals, strict=True)]
+            drawn.append(Curve(label, number, steps, own))
     return [shares(title, drawn)] if drawn else []
 
 
@@ -50,13 +52,22 @@ def extremes(completions: CompletionTable, best: bool) -> list[Block]:
     that are most unlike their group. One of a prompt."""
     steps = completions.steps()
     last = (steps[int(len(steps) * (1 - _LAST))], steps[-1]) if steps else (0, 0)
-    ends = [
-        completions.page(CompletionQuery(last, order_by="reward", descending=end), limit=1) for end in (best, not best)
-    ]
-    top, other = (rows[0].get("reward") if rows else None for rows in ends)
+
+    def first_reward(descending: bool) -> Any:
+        query = CompletionQuery(last, order_by="reward", descending=descending)
+        rows = completions.page(query, limit=1)
+        return rows[0].get("reward") if rows else None
+
+    top = first_reward(best)
+    other = first_reward(not best)
     if top is None or (top == other and not best):
         return []
-    query = CompletionQuery(last, where=(("reward", "=", top),), order_by="advantage", descending=best)
+    query = CompletionQuery(
+        last,
+        where=(("reward", "=", top),),
+        order_by="advantage",
+        descending=best,
+    )
     found: dict[str, Block] = {}
     for row in completions.page(query, limit=_LOOKED_AT):
         found.setdefault(str(row.get("prompt_id")), _alone(row))
@@ -76,16 +87,15 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
     """The first completions of the first held-out prompts at some evaluations, the first and the last among them. These
     prompts are those of `--probe_prompts`."""
     steps = evaluated.steps()
-    first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT) if steps else []
+    if not steps:
+        return []
+    first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT)
+    prompt_ids = dict.fromkeys(row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str))
     found: list[Block] = []
-    for prompt_id in list(dict.fromkeys(row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str)))[
-        :_PROMPTS
-    ]:
-        rows = [
-            row
-            for step in spread(steps, _VERSIONS)
-            for row in evaluated.page(CompletionQuery((step, step), prompt_id=prompt_id), limit=1)
-        ]
+    for prompt_id in list(prompt_ids)[:_PROMPTS]:
+        rows = []
+        for step in spread(steps, _VERSIONS):
+            rows += evaluated.page(CompletionQuery((step, step), prompt_id=prompt_id), limit=1)
         passages = [Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", spoken(row)) for row in rows]
         if rows:
             found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
@@ -93,17 +103,18 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
 
 
 def spoken(row: Mapping[str, Any]) -> str:
-    """What followed the prompt: the completion, or of several turns a line for each message from the model's first one
-    on, with the tools that it calls."""
+    """Returns what followed the prompt: the completion, or of several turns a line for each message from the model's
+    first one on, with the tools that it calls."""
     messages = row.get("messages")
-    messages = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
-    first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
-    if len(messages) - first < 2:
+    objects = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+    turns = list(dropwhile(lambda message: message.get("role") != "assistant", objects))
+    if len(turns) < 2:
         return str(row.get("completion", ""))
-    return "\n".join(f"[{one['role']}] {' '.join(_said(one))}" for one in messages[first:] if one.get("role"))
+    lines = [f"[{message['role']}] {' '.join(_parts(message))}" for message in turns if message.get("role")]
+    return "\n".join(lines)
 
 
-def _said(message: Mapping[str, Any]) -> Iterator[str]:
+def _parts(message: Mapping[str, Any]) -> Iterator[str]:
     if message.get("content"):
         yield str(message["content"])
     calls = message.get("tool_calls")

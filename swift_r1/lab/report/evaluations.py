@@ -39,39 +39,51 @@ class Measured:
 
 
 def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]:
-    """What was measured, and the differences between the groups `names`; empty where nothing was evaluated."""
+    """Returns what was measured, and the differences between the groups `names`; empty if nothing was evaluated."""
     benchmarks = sorted({name for run in runs for name in run.accuracies})
-    gained = [row for name in benchmarks for run in runs if (row := _gain(name, run))]
-    compared = [
-        [name, f"{names[other]} less {names[one]}", str(found.questions), *_difference(found)]
-        for name in benchmarks
-        for one, other in combinations(range(len(names)), 2)
-        if (found := _between(name, runs, one, other))
+    gains = []
+    differences = []
+    for benchmark in benchmarks:
+        gains += [_gain(benchmark, run) for run in runs if run.accuracies.get(benchmark)]
+        for one, other in combinations(range(len(names)), 2):
+            found = _between(benchmark, runs, one, other)
+            if found is not None:
+                less = f"{names[other]} less {names[one]}"
+                differences.append([benchmark, less, str(found.questions), *_difference(found)])
+    tables = [
+        Table(["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"], gains, texts=2),
+        Table(["benchmark", "last evaluations", "questions", "difference", "95 %", "p"], differences, texts=2),
     ]
-    head = ["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"]
-    against = ["benchmark", "last evaluations", "questions", "difference", "95 %", "p"]
-    tables = [Table(title, rows, texts=2) for title, rows in ((head, gained), (against, compared)) if rows]
-    return [Note(_EXPLAINED), *tables] if tables else []
+    filled = [table for table in tables if table.rows]
+    return [Note(_EXPLAINED), *filled] if filled else []
 
 
 def _gain(benchmark: str, run: Measured) -> list[str]:
     """The first and the last evaluation of a run, and what was gained between them."""
-    own = run.accuracies.get(benchmark)
-    if not own:
-        return []
-    first = own[0]
-    last = own[-1]
-    gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {})) if len(own) > 1 else None
-    bounds = None if last.low is None or last.high is None else f"{percent(last.low)} to {percent(last.high)}"
-    shown = [f"{percent(one.value)} (step {one.step})" for one in (first, last)]
-    return [benchmark, run.name, *shown, bounds or "", *(_difference(gain) if gain else ["", "", ""])]
+    own = run.accuracies[benchmark]
+    shown = [f"{percent(estimate.value)} (step {estimate.step})" for estimate in (own[0], own[-1])]
+    low = own[-1].low
+    high = own[-1].high
+    bounds = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
+    gain = None
+    if len(own) > 1:
+        gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {}))
+    return [benchmark, run.name, *shown, bounds, *(_difference(gain) if gain else ["", "", ""])]
 
 
-def _between(benchmark: str, runs: Sequence[Measured], one: int, other: int) -> Difference | None:
+def _between(
+    benchmark: str,
+    runs: Sequence[Measured],
+    one: int,
+    other: int,
+) -> Difference | None:
     """The last evaluations of two groups; of the seeds of each the mean."""
-    having = [run for run in runs if benchmark in run.last]
-    groups = [[run.last[benchmark] for run in having if run.group == group] for group in (one, other)]
-    return difference(*map(mean_shares, groups)) if all(groups) else None
+    first, second = (
+        [run.last[benchmark] for run in runs if benchmark in run.last and run.group == group] for group in (one, other)
+    )
+    if not first or not second:
+        return None
+    return difference(mean_shares(first), mean_shares(second))
 
 
 def difference(first: Shares, second: Shares) -> Difference | None:
@@ -87,7 +99,7 @@ def mean_shares(runs: Sequence[Shares]) -> Shares:
 
 
 def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -> dict[str, Shares]:
-    """Of each of the `benchmarks`, from the rows of eval_completions.jsonl of one step."""
+    """Returns the shares of each of the `benchmarks`, from the rows of eval_completions.jsonl of one step."""
     values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         # The first reward function says what is right.

@@ -51,12 +51,34 @@ def curves(title: str, drawn: Sequence[Curve], intervals: bool = False) -> Figur
             colour = SERIES_LIGHT[one.number % len(SERIES_LIGHT)]
             few = len(one.steps) < _MANY
             mark = "." if few else ""
-            axes.plot(one.steps, one.values, color=colour, marker=mark, markersize=5, linewidth=1.4, label=one.label)
+            axes.plot(
+                one.steps,
+                one.values,
+                color=colour,
+                marker=mark,
+                markersize=5,
+                linewidth=1.4,
+                label=one.label,
+            )
             if one.low is not None and one.high is not None:
                 if intervals:
-                    axes.vlines(one.steps, one.low, one.high, color=colour, linewidth=1, alpha=0.6)
+                    axes.vlines(
+                        one.steps,
+                        one.low,
+                        one.high,
+                        color=colour,
+                        linewidth=1,
+                        alpha=0.6,
+                    )
                 else:
-                    axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.2, linewidth=0)
+                    axes.fill_between(
+                        one.steps,
+                        one.low,
+                        one.high,
+                        color=colour,
+                        alpha=0.2,
+                        linewidth=0,
+                    )
         _legend(axes, [one.label for one in drawn])
     return written[0]
 
@@ -90,9 +112,19 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 
-    ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
+    ours = {
+        "svg.hashsalt": title,
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+        "font.size": 8,
+    }
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
-    bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+    bare = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+    }
     style: Any = ours | inks | bare
     written: list[Figure] = []
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -105,7 +137,12 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         yield axes, written
         stream = io.BytesIO()
-        canvas.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        canvas.savefig(
+            stream,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None},
+        )
     written.append(Figure(title, _plain(stream.getvalue().decode("utf-8"), title)))
 
 
@@ -116,11 +153,18 @@ def _legend(axes: Axes, labels: Sequence[str]) -> None:
     # A label that begins with an underscore would be left out.
     named = [" " + " ".join(printable(label).split()) for label in labels]
     columns = 3 if max(map(len, named)) < 14 else 2 if max(map(len, named)) < 26 else 1
-    axes.figure.legend(handles, named, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
+    axes.figure.legend(
+        handles,
+        named,
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        fontsize=8,
+    )
 
 
 def _plain(svg: str, title: str) -> str:
-    """Without what a page does not need, with the colours as variables, and with a title for those who hear it."""
+    """Removes what a page does not need, makes variables of the colours, and adds a title for those who hear it."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)

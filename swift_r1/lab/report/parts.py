@@ -1,4 +1,5 @@
-"""What a report and a model card say of one run: what was run, what it learned, what it cost; as far as its files say.
+"""The facts of one run in a report and a model card: what was run, what it learned, what it cost; as far as its files
+say.
 
 A model card is written while the run goes on: `until` leaves out what was logged after that step.
 """
@@ -20,13 +21,18 @@ _FACTS = {
     "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
-_CURVES = {"reward": ".3f", "completions/mean_length": ".0f", "kl": ".4f", "entropy": ".3f"}
+_CURVES = {
+    "reward": ".3f",
+    "completions/mean_length": ".0f",
+    "kl": ".4f",
+    "entropy": ".3f",
+}
 _POINTS = 12  # of the table of curves, at most
 _PHASES = ("generate", "reward", "teacher", "train", "sync")
 
 
 def facts(run: RunFolder) -> dict[str, str]:
-    """What was run, by name, without what args.json lacks."""
+    """Returns what was run, by name, without what args.json lacks."""
     args = run.args
     found = {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
     for name, form in _FACTS.items():
@@ -34,53 +40,69 @@ def facts(run: RunFolder) -> dict[str, str]:
             found[name] = form.format_map(args)
         except (KeyError, ValueError, TypeError):
             continue  # a run of another version
+    environment = _texts(args.get("env"))
+    if args.get("env_args"):
+        environment.append(json.dumps(args["env_args"]))
     rewards = _texts(args.get("reward_funcs"))
     weights = _texts(args.get("reward_weights"))
     weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
-    more = {
-        "environment": " ".join(_texts(args.get("env")) + ([json.dumps(own)] if (own := args.get("env_args")) else [])),
+    found |= {
+        "environment": " ".join(environment),
         "agent": None if args.get("env") else args.get("agent") or args.get("agent_command"),
         "data": ", ".join(_texts(args.get("dataset"))),
         "rewards": ", ".join(weighted or rewards),
         "hardware": _hardware(run),
         "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items() if number),
     }
-    return {name.replace("_", " "): str(text) for name, text in (found | more).items() if text}
+    return {name.replace("_", " "): str(text) for name, text in found.items() if text}
 
 
 def _texts(value: Any) -> list[str]:
-    """The items of a list, as whatever version or accident has left it."""
-    items = value if isinstance(value, list) else [] if value is None else [value]
+    """Returns the items of a list, as whatever version or accident has left it."""
+    if value is None:
+        return []
+    items = value if isinstance(value, list) else [value]
     return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
 
 
 def command(run: RunFolder) -> list[CodeBlock]:
     """The exact command, a line per flag; nothing where it is not known."""
-    words = [shlex.quote(word) for word in run.command]
-    text = "".join(f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in words).strip()
+    text = ""
+    for word in map(shlex.quote, run.command):
+        text += f" \\\n  {word}" if word.startswith("--") else f" {word}"
+    text = text.strip()
     return [CodeBlock(text)] if text else []
 
 
 def _hardware(run: RunFolder) -> str:
-    machine = run.hardware
+    found = []
     size = run.plan.get("world_size")
+    if size:
+        found.append(f"{size} process{'' if size == 1 else 'es'}")
+    machine = run.hardware
     gpus = _texts(machine.get("gpus"))
-    processes = f"{size} process{'' if size == 1 else 'es'}" if size else ""
-    kinds = [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
-    cpu = f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB" if machine else ""
-    return ", ".join(filter(None, (processes, *kinds, cpu)))
+    found += [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
+    if machine:
+        found.append(f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB")
+    return ", ".join(found)
 
 
 def training_table(log: MetricLog, until: float = math.inf) -> Table:
     """Some steps of a run, the first and the last among them."""
-    shown = {name: form for name, form in _CURVES.items() if any(map(math.isfinite, log.get(name).values))}
+    columns = {}
+    for name, form in _CURVES.items():
+        series = log.get(name)
+        if any(map(math.isfinite, series.values)):
+            columns[name] = (series, form)
     steps = [step for step in log.get("reward").steps if step <= until]
-    return _table({name: (log.get(name), form) for name, form in shown.items()}, spread(steps, _POINTS))
+    return _table(columns, spread(steps, _POINTS))
 
 
 def spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, the first and the last among them."""
-    places = {round(number * (len(steps) - 1) / (most - 1)) for number in range(most)} if steps else set()
+    """Returns at most so many of the steps, evenly, the first and the last among them."""
+    if not steps:
+        return []
+    places = {round(number * (len(steps) - 1) / (most - 1)) for number in range(most)}
     return [steps[place] for place in sorted(places)]
 
 
@@ -92,17 +114,13 @@ def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
 
 
 def _table(columns: dict[str, tuple[Series, str]], steps: Sequence[int]) -> Table:
-    shown = set(steps)
-    values = [
-        ({step: value for step, value in zip(one.steps, one.values, strict=True) if step in shown}, form)
-        for one, form in columns.values()
-    ]
-    rows = [[str(step), *(_number(own.get(step), form) for own, form in values)] for step in steps]
-    return Table(["step", *columns], rows, texts=0)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:{form}}"
+    rows = {step: [str(step)] for step in steps}
+    for series, form in columns.values():
+        values = dict(zip(series.steps, series.values, strict=True))
+        for step, row in rows.items():
+            value = values.get(step, math.nan)
+            row.append("" if math.isnan(value) else f"{value:{form}}")
+    return Table(["step", *columns], list(rows.values()), texts=0)
 
 
 def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
@@ -124,9 +142,12 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     units, count = ("GPU", processes) if machine.get("gpus") else ("core", machine.get("cores"))
     found = {"hours": f"{hours:.2f}" + ("" if whole else " (of the logged steps alone)")}
     if isinstance(count, int):
-        alone = run.args.get("use_vllm") and run.args.get("vllm_mode", "server") == "server"
-        found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if alone else "")
+        has_servers = run.args.get("use_vllm") and run.args.get("vllm_mode", "server") == "server"
+        found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if has_servers else "")
     if spent["step"]:
+        text = f"{3600 * spent['step'] / steps:.1f} s"
         parts = [f"{name} {100 * spent[name] / spent['step']:.0f} %" for name in _PHASES if spent[name]]
-        found["time of a step"] = f"{3600 * spent['step'] / steps:.1f} s" + (f": {', '.join(parts)}" if parts else "")
+        if parts:
+            text += f": {', '.join(parts)}"
+        found["time of a step"] = text
     return found

@@ -196,7 +196,11 @@ RUN: Sequence[WrittenFile] = (
         "a row for each token of the vocabulary",
         "Parquet",
         "`swift view`",
-        {"token_id": "its number", "bytes": "its text", "special": "whether it is a special token"},
+        {
+            "token_id": "its number",
+            "bytes": "its text",
+            "special": "whether it is a special token",
+        },
     ),
     WrittenFile("tokens/stride", "which steps the record keeps, once it is over `--log_tokens_limit`", "text"),
     WrittenFile("checkpoint-<N>/", "[below](#a-checkpoint)"),
@@ -268,7 +272,10 @@ OTHERS: Mapping[str, Sequence[WrittenFile]] = {
     ),
     "A sweep": (
         WrittenFile(
-            "sweep.json", "settings, runs, points and their order", "JSON", "the same command, which continues"
+            "sweep.json",
+            "settings, runs, points and their order",
+            "JSON",
+            "the same command, which continues",
         ),
         WrittenFile("report.html", "`swift report` of all runs", "HTML"),
         WrittenFile("<point>/", "the run of a point and a seed, and `output.log`, what it printed"),
@@ -277,5 +284,5 @@ OTHERS: Mapping[str, Sequence[WrittenFile]] = {
 
 
 def undescribed(paths: Sequence[str]) -> list[str]:
-    """Those of these paths in the folder of a run that have no entry."""
+    """Returns the paths in the folder of a run that have no entry."""
     return sorted(path for path in paths if not any(one.pattern.fullmatch(path) for one in RUN))

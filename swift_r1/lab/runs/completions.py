@@ -40,8 +40,8 @@ _LARGEST = 1e300  # of its values
 
 @dataclass(frozen=True)
 class Heatmap:
-    """How many completions have a value: `counts[i][j]` from step `steps[i]` (up to the next) and from `edges[j]` to
-    `edges[j + 1]`."""
+    """Counts of completions by step and value: `counts[i][j]` from step `steps[i]` (up to the next) and from `edges[j]`
+    to `edges[j + 1]`."""
 
     steps: list[int]
     edges: list[float]
@@ -49,7 +49,7 @@ class Heatmap:
 
 
 class CompletionTable(StoredLines):
-    """Of a `completions.jsonl` or `eval_completions.jsonl`."""
+    """The rows of a `completions.jsonl` or `eval_completions.jsonl`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -65,7 +65,8 @@ class CompletionTable(StoredLines):
 
     @property
     def columns(self) -> list[str]:
-        """Of the file, in the order in which they first came; then those that are made here (`lab/runs/query.py`)."""
+        """Returns the columns of the file, in the order in which they first came; then those that are made here
+        (`lab/runs/query.py`)."""
         return [*self._columns, LENGTH, FAILURE]
 
     def _judge(self) -> None:
@@ -140,7 +141,11 @@ class CompletionTable(StoredLines):
         return len(self._ids(query))
 
     def page(
-        self, query: CompletionQuery, offset: int = 0, limit: int = 50, longest: int | None = None
+        self,
+        query: CompletionQuery,
+        offset: int = 0,
+        limit: int = 50,
+        longest: int | None = None,
     ) -> list[dict[str, Any]]:
         """Rows as the file has them, and the columns that are made here. Texts of more than `longest` characters are
         cut, and end in an ellipsis. Raises ValueError as `lab/runs/query.py`."""
@@ -148,8 +153,8 @@ class CompletionTable(StoredLines):
             return self._rows_of(self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest)
 
     def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
-        """In this order. Left out are lines that are no longer there, and those that are JSON for DuckDB alone, such as
-        one with a comma before its end."""
+        """Returns the rows in this order, without lines that are no longer there, and those that are JSON for DuckDB
+        alone, such as one with a comma before its end."""
         found: dict[int, dict[str, Any]] = {}
         judged, values = self._judgement()
         statement = f'SELECT id, line, "{LENGTH}", "{FAILURE}" FROM ({judged})'
@@ -204,7 +209,8 @@ class CompletionTable(StoredLines):
         return [step for (step,) in self._rows("SELECT DISTINCT step FROM completions ORDER BY step")]
 
     def heatmap(self, column: str, bins: int = 30) -> Heatmap:
-        """Of a column of numbers over the steps; several steps share a bin where there are very many."""
+        """Counts the values of a column of numbers over the steps; several steps share a bin where there are very
+        many."""
         import numpy
 
         value = as_number(column)
@@ -235,8 +241,8 @@ class CompletionTable(StoredLines):
         return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
 
     def group_shares(self) -> list[dict[str, Any]]:
-        """By `step`: `groups`, and the shares of them that are all `right`, all `wrong` and `mixed`. Right is where the
-        first reward is at least 1."""
+        """Returns by `step` the number of `groups`, and the shares of them that are all `right`, all `wrong` and
+        `mixed`. A completion is right if its first reward is at least 1."""
         self._judge()
         found = self._rows(
             f"""
@@ -247,12 +253,18 @@ class CompletionTable(StoredLines):
             """
         )
         return [
-            {"step": step, "groups": groups, "right": right, "wrong": wrong, "mixed": max(0.0, 1 - right - wrong)}
+            {
+                "step": step,
+                "groups": groups,
+                "right": right,
+                "wrong": wrong,
+                "mixed": max(0.0, 1 - right - wrong),
+            }
             for step, groups, right, wrong in found
         ]
 
     def failure_classes(self) -> list[dict[str, Any]]:
-        """By `step`: how many completions are of each class of `FAILURES`."""
+        """Counts by `step` the completions of each class of `FAILURES`."""
         self._judge()
         found = self._rows(f'SELECT step, "{FAILURE}", count(*) FROM {JUDGED_TOO} GROUP BY ALL ORDER BY step')
         by_step: dict[int, dict[str, Any]] = {}

@@ -1,10 +1,13 @@
-"""What completions are asked for, as SQL. Values are always parameters; a column of the file is a parameter too."""
+"""A query of completions, as SQL. Values are always parameters; a column of the file is a parameter too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from swift_r1.errors import UsageError
 
 LENGTH = "completion/characters"
 FAILURE = "completion/failure"
@@ -13,21 +16,28 @@ CORRECT = "completion/correct"
 first reward function, which tells whether it is right."""
 
 STORED = {
-    **{"step": "BIGINT", "group": "BIGINT", "number": "BIGINT", "weight_version": "BIGINT"},
-    **{"reward": "DOUBLE", "advantage": "DOUBLE"},
-    **{"prompt_id": "VARCHAR", "request_id": "VARCHAR", "finish_reason": "VARCHAR"},
+    "step": "BIGINT",
+    "group": "BIGINT",
+    "number": "BIGINT",
+    "weight_version": "BIGINT",
+    "reward": "DOUBLE",
+    "advantage": "DOUBLE",
+    "prompt_id": "VARCHAR",
+    "request_id": "VARCHAR",
+    "finish_reason": "VARCHAR",
 }
 """Columns of the file that the table `completions` has; the others are read from the lines when they are asked for."""
 JUDGED = {CORRECT: "DOUBLE", FAILURE: "VARCHAR"}
 _INDEXED = STORED | JUDGED | {LENGTH: "BIGINT"}
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains")
 
+_CONDITION = re.compile(r"\s*(?P<column>.+?)\s*(?P<operator><=|>=|!=|=|<|>|\bcontains\b)\s*(?P<value>.*?)\s*", re.S)
 _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
 
 
 @dataclass(frozen=True)
 class CompletionQuery:
-    """Which completions, in which order; without `order_by` as they stand in the file."""
+    """A choice of completions, and their order; without `order_by` as they stand in the file."""
 
     steps: tuple[int, int] | None = None  # first and last
     prompt_id: str | None = None
@@ -94,7 +104,8 @@ JUDGED_TOO = "completions JOIN judged USING (id)"
 
 
 def index_condition(query: CompletionQuery) -> Sql:
-    """What the index can tell. Raises ValueError for an unknown operator, or one that null does not have."""
+    """Returns the condition that the index can tell. Raises ValueError for an unknown operator, or one that null does
+    not have."""
     parts = [_comparison(*one) for one in query.where if is_indexed(one[0])]
     if query.steps is not None:
         parts.append(Sql("step BETWEEN ? AND ?", [*map(_bounded, query.steps)]))
@@ -107,12 +118,13 @@ def index_condition(query: CompletionQuery) -> Sql:
 
 
 def _bounded(number: int) -> int:
-    """In the 64 bits that such columns have: an address may say anything."""
+    """Cuts a number to the 64 bits that such columns have: an address may say anything."""
     return max(-(1 << 63), min((1 << 63) - 1, number))
 
 
 def line_condition(query: CompletionQuery) -> Sql | None:
-    """What the lines must be read for; None where there is nothing. Raises ValueError as `index_condition`."""
+    """Returns the condition that the lines must be read for; None if there is none. Raises ValueError for an unknown
+    operator, or one that null does not have."""
     where = all_of([_comparison(*one) for one in query.where if not is_indexed(one[0])])
     if not query.text:
         return where if where.values else None
@@ -147,7 +159,7 @@ def _number(value: Any) -> float | None:
 
 
 def order_keys(query: CompletionQuery) -> list[Sql]:
-    """What is sorted by before the place in the file. Of a column of the lines numbers come before texts."""
+    """Returns what is sorted by before the place in the file. In a column of the lines numbers come before texts."""
     if query.order_by is None:
         return []
     number = as_number(query.order_by)
@@ -155,6 +167,35 @@ def order_keys(query: CompletionQuery) -> list[Sql]:
 
 
 def order(query: CompletionQuery, keys: Sequence[str]) -> str:
-    """What follows ORDER BY, of these names or terms."""
+    """Returns what follows ORDER BY, of these names or terms."""
     direction = "DESC NULLS LAST" if query.descending else "NULLS LAST"
     return ", ".join([*(f"{key} {direction}" for key in keys), "id DESC" if query.descending and not keys else "id"])
+
+
+def read_conditions(text: str) -> list[tuple[str, str, Any]]:
+    """Reads conditions as people write them, `reward>=0.5; finish_reason=length; nums contains 25`, for
+    `CompletionQuery.where`: `null` is None, text in double quotes is text whatever it reads
+    like. Raises UsageError for what is no condition."""
+    found: list[tuple[str, str, Any]] = []
+    for part in _parts(text):
+        match = _CONDITION.fullmatch(part)
+        if match is None or (match["value"] == "null" and match["operator"] not in ("=", "!=")):
+            raise UsageError(f"{part.strip()!r} is no condition: write a column, one of {' '.join(OPERATORS)}, a value")
+        value: Any = match["value"]
+        quoted = len(value) > 1 and value[0] == value[-1] == '"'
+        found.append((match["column"], match["operator"], value[1:-1] if quoted else _value(value)))
+    return found
+
+
+def _parts(text: str) -> Sequence[str]:
+    """Returns what stands between semicolons, except between those in double quotes."""
+    return [part for part in re.findall(r'(?:"[^"]*"|[^;])+', text) if part.strip()]
+
+
+def _value(text: str) -> Any:
+    if text == "null":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text

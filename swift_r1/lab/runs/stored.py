@@ -69,7 +69,15 @@ class StoredLines:
                 "preserve_insertion_order": False,
             },
         )
-        columns = {"id": "BIGINT", "start": "BIGINT", "stop": "BIGINT"} | STORED | {LENGTH: "BIGINT"}
+        columns = (
+            {
+                "id": "BIGINT",
+                "start": "BIGINT",
+                "stop": "BIGINT",
+            }
+            | STORED
+            | {LENGTH: "BIGINT"}
+        )
         typed = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
         self._db.execute(f"CREATE TABLE completions ({typed})")
         self._begin()
@@ -173,7 +181,7 @@ class StoredLines:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the file, a line each."""
+        """Returns what is wrong with the file, a line each."""
         with self._lock:
             name = self.path.name
             found = line_problems(self._file, self._damaged)
@@ -255,7 +263,7 @@ def _lines(data: bytes, ids: numpy.ndarray, bounds: numpy.ndarray) -> tuple[pyar
 
 
 def integers(values: numpy.ndarray) -> pyarrow.Array:
-    """Of int64, without the import of pandas that `pyarrow.array` begins with."""
+    """Returns an array of int64, without the import of pandas that `pyarrow.array` begins with."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])

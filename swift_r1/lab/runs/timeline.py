@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from swift_r1.lab.runs.lanes import LaneRows, Span, SpanBlock, is_step, is_time
+from swift_r1.lab.runs.span_lanes import LaneRows, Span, SpanBlock, is_step, is_time
 from swift_r1.record.events import EVENTS
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.lines import JsonRows
@@ -69,7 +69,7 @@ class Timeline:
         return False
 
     def _lay_out_logged(self) -> None:
-        """Of a run without spans: the times of its log, end to end from its start."""
+        """Makes the lane of a run without spans: the times of its log, end to end from its start."""
         log = MetricLog(self.run)
         lane = LaneRows("rank-0")
         log.refresh()
@@ -95,12 +95,12 @@ class Timeline:
 
     @property
     def names(self) -> list[str]:
-        """Of all spans."""
+        """Returns the names of all spans."""
         return sorted({name for lane in self._lanes.values() for name in lane.names})
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, a line each."""
+        """Returns what could not be read, a line each."""
         found = [_OLD] if self._old else []
         for lane in self._lanes.values():
             if lane.rows is not None:
@@ -109,19 +109,25 @@ class Timeline:
 
     @property
     def extent(self) -> tuple[float, float] | None:
-        """From the first sign of the run to its last; None without one."""
+        """Returns the times of the first sign of the run and its last; None without one."""
         times = [time for lane in self._lanes.values() if len(lane) for time in (lane.starts[0], lane.ends[-1])]
         times += [mark.time for mark in self._happened]
         return (min(times), max(times)) if times else None
 
     def spans(self, lane: str, start: float = -math.inf, end: float = math.inf) -> Iterator[Span]:
-        """Those of a lane that are in a window, at least in part, in their order."""
+        """Returns the spans of a lane that are in a window, at least in part, in their order."""
         found = self._lanes[lane]
         return (found[index] for index in found.between(start, end))
 
-    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[SpanBlock]:
-        """All lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a pixel is
-        drawn with its neighbours, and where there are still too many, what is shorter than 2, 4, ... pixels."""
+    def blocks(
+        self,
+        start: float,
+        end: float,
+        most: int = 2000,
+        pixels: int = 1200,
+    ) -> list[SpanBlock]:
+        """Returns all lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a
+        pixel is drawn with its neighbours, and if there are still too many, what is shorter than 2, 4, ... pixels."""
         cell = max((end - start) / pixels, 1e-6)
         while True:
             lanes = (self._lanes[name].blocks(start, end, cell) for name in self.lanes)
@@ -130,17 +136,23 @@ class Timeline:
                 return found
             cell *= 2
 
-    def seconds(self, lane: str, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
-        """What a lane spent in a window, by step and name, for the last `steps` steps of it."""
+    def seconds(
+        self,
+        lane: str,
+        start: float,
+        end: float,
+        steps: int,
+    ) -> dict[int, dict[str, float]]:
+        """Returns what a lane spent in a window, by step and name, for the last `steps` steps of it."""
         return self._lanes[lane].seconds(start, end, steps)
 
     def totals(self, lane: str, start: float, end: float) -> dict[str, float]:
-        """What a lane spent in a window, by name."""
+        """Returns what a lane spent in a window, by name."""
         return self._lanes[lane].totals(start, end)
 
     @property
     def marks(self) -> list[Mark]:
-        """What happened, kills among it, in the order of time."""
+        """Returns what happened, kills among it, in the order of time."""
         found: list[Mark] = []
         alive = False  # whether a process has begun that has not said how it ended
         for mark in self._happened:

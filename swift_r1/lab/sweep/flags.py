@@ -58,7 +58,10 @@ class SweepArguments(Command):
         None, "from this optimizer step on, stop points that are --stop_behind or --stop_below", at_least=1
     )
     stop_behind: float | None = flag(
-        None, "stop a point that is so much behind the best one at the same step", _STOPS, more_than=0
+        None,
+        "stop a point that is so much behind the best one at the same step",
+        _STOPS,
+        more_than=0,
     )
     stop_below: float | None = flag(None, "stop a point whose metric is below this", _STOPS)
     dry_run: bool = free(False, "print the commands of the runs, and start none")
@@ -77,6 +80,6 @@ class SweepArguments(Command):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What makes it this sweep: where it is, how many run at once and what is compared may change."""
+        """Returns what makes it this sweep: where it is, how many run at once and what is compared may change."""
         specs = flag_specs(type(self))
         return {name: value for name, value in self.to_dict().items() if not specs[name].info.may_change}

@@ -1,4 +1,4 @@
-"""Which points of a sweep are hopeless, and which is best: pure functions on the runs' metric.
+"""The judgement of a sweep's points, which are hopeless and which is best: pure functions on the runs' metric.
 
 A run's value at a step is the mean of its metric over the last steps up to it; a point's is the mean over its seeds.
 """
@@ -27,7 +27,11 @@ def recent(series: Series, step: int, over: int) -> float:
 
 
 def hopeless(
-    points: Mapping[str, Sequence[Series]], over: int, after: int, behind: float | None, below: float | None
+    points: Mapping[str, Sequence[Series]],
+    over: int,
+    after: int,
+    behind: float | None,
+    below: float | None,
 ) -> dict[str, str]:
     """The points to stop, each with the reason.
 

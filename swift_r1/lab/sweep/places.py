@@ -1,4 +1,4 @@
-"""Where runs go that run beside each other: cores of its own for each, and GPUs where there are some."""
+"""The places of runs that run beside each other: cores of its own for each, and GPUs if there are some."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class RunSlot:
     variables: Mapping[str, str]
 
     def __str__(self) -> str:
-        """As it is written before a command."""
+        """Returns the words that are written before a command."""
         devices = (f"{name}={value}" for name, value in self.variables.items())
         return " ".join([*devices, f"taskset -c {cpu_ranges(self.cpus)}"])
 
 
 def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> list[RunSlot]:
-    """As many places as runs may run beside each other, at most one for each run. Raises UsageError: there is not that
-    much here."""
+    """Returns as many places as runs may run beside each other, at most one for each run. Raises UsageError: there is
+    not that much here."""
     gpu = any(has_gpu({**environ, **run.args.process_variables}) for run in runs)
     cpus = usable_cpus()
     each = max(run.world.nproc_per_node for run in runs)
@@ -47,7 +47,7 @@ def find_places(parallel: str, runs: Sequence[PlannedRun], environ: Mapping[str,
 
 
 def _memory_allows(runs: Sequence[PlannedRun]) -> int:
-    """How many runs the memory that is free now is enough for, each taking what the largest is estimated to."""
+    """Returns how many runs the memory that is free now is enough for, each taking what the largest is estimated to."""
     import psutil
 
     from swift_r1.models.shape import shape_of

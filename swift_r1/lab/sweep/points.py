@@ -1,4 +1,4 @@
-"""From the file of a sweep to its runs, each with the flags that `swift rlhf` takes, checked before the first one
+"""The runs of a sweep, from its file, each with the flags that `swift rlhf` takes, checked before the first one
 starts."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _NAMED_FLAG = re.compile(r"--(\w+)")
 
 @dataclass(frozen=True)
 class Point:
-    """What differs from `flags`, a name for it that a folder can have, and its place among the points."""
+    """A point of a sweep: what differs from `flags`, a name for it that a folder can have, and its place among the
+    points."""
 
     place: int
     name: str
@@ -55,21 +56,20 @@ class PlannedRun:
 def make_points(args: SweepArguments) -> list[Point]:
     """The grid's combinations, the last flag varying fastest, or the list's points; one where only seeds vary."""
     if args.runs:
-        listed = [json.loads(text) for text in args.runs]
-        changes = [{name: value for name, value in _plain(one).items() if name != "name"} for one in listed]
-        names = [str(one.get("name") or _named(own)) for one, own in zip(listed, changes, strict=True)]
+        listed = [_plain(json.loads(text)) for text in args.runs]
     else:
-        changes = [dict(zip(_plain(args.grid), values, strict=True)) for values in product(*args.grid.values())]
-        names = [_named(own) for own in changes]
+        listed = [dict(zip(_plain(args.grid), values, strict=True)) for values in product(*args.grid.values())]
     points: dict[str, Point] = {}
-    for name, own in zip(names, changes, strict=True):
+    for changes in listed:
+        given = changes.pop("name", None) if args.runs else None
+        name = str(given or _named(changes))
         short = re.sub(r"[^\w.+=,-]+", "-", name, flags=re.ASCII)[:_LONGEST_NAME].strip("-.,") or "run"
         unique = short
         number = 1
         while unique in points:
             number += 1
             unique = f"{short}-{number}"
-        points[unique] = Point(len(points), unique, own)
+        points[unique] = Point(len(points), unique, changes)
     return list(points.values())
 
 
@@ -78,7 +78,12 @@ def _named(changes: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={text}" for name, text in texts.items())
 
 
-def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[str, str]) -> list[PlannedRun]:
+def plan_runs(
+    args: SweepArguments,
+    file: str,
+    folder: Path,
+    environ: Mapping[str, str],
+) -> list[PlannedRun]:
     """Every run, those of the first seed first, so that all points can soon be compared.
 
     Raises:
@@ -90,14 +95,25 @@ def plan_runs(args: SweepArguments, file: str, folder: Path, environ: Mapping[st
     planned = []
     for seed, (point, (words, found, world)) in product(seeds, zip(points, checked, strict=True)):
         name = point.name if seed is None else f"{point.name},seed={seed}".removeprefix("run,")
+        seeded = [] if seed is None else ["--seed", str(seed)]
         own = ["--output_dir", str(folder / name), "--add_version", "false", "--resume_from_checkpoint", "last"]
-        own = own if seed is None else ["--seed", str(seed), *own]
-        planned.append(PlannedRun(name, point.name, seed, (folder / name).absolute(), [*words, *own], found, world))
+        run = PlannedRun(
+            name,
+            point.name,
+            seed,
+            (folder / name).absolute(),
+            [*words, *seeded, *own],
+            found,
+            world,
+        )
+        planned.append(run)
     return planned
 
 
 def _check_point(
-    args: SweepArguments, point: Point, environ: Mapping[str, str]
+    args: SweepArguments,
+    point: Point,
+    environ: Mapping[str, str],
 ) -> tuple[list[str], RlhfArguments, World]:
     known = spellings(RlhfArguments)
     given = dict[str, Any]()
@@ -133,7 +149,12 @@ def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in block.items()}
 
 
-def check_runs(args: SweepArguments, file: str, runs: Sequence[PlannedRun], environ: Mapping[str, str]) -> None:
+def check_runs(
+    args: SweepArguments,
+    file: str,
+    runs: Sequence[PlannedRun],
+    environ: Mapping[str, str],
+) -> None:
     """Plugins, data, rewards and models of the runs, as `swift rlhf` checks them; once for points that differ in
     numbers alone, most of which change nothing in that. The sweep's own folder can be written. Raises UsageError like
     `plan_runs`."""
@@ -170,7 +191,13 @@ def _for_points(points: Sequence[Point], file: str, do: Callable[[Point], Any]) 
     return results
 
 
-def _located(fault: str, whose: Sequence[Point], points: int, file: str, lines: Mapping[str, int]) -> str:
+def _located(
+    fault: str,
+    whose: Sequence[Point],
+    points: int,
+    file: str,
+    lines: Mapping[str, int],
+) -> str:
     """The fault after the line of the first flag that it names, and before the points that have it, if not all have."""
     blocks = (f"runs.{whose[0].place}", "grid", "flags")
     keys = (f"{block}.{name}" for name in _NAMED_FLAG.findall(fault) for block in blocks)

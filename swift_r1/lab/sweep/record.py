@@ -43,13 +43,17 @@ def ranked(sweep: Sweep) -> list[Ranked]:
     """The points all of whose runs have ended, the best first; those without the metric are left out."""
     points: dict[str, list[float]] = {}
     for run in sweep.runs:
-        points.setdefault(run.plan.point, []).append(
-            run.value(sweep.args.metric, sweep.args.over) if run.state == "ended" else math.nan
-        )
+        value = run.value(sweep.args.metric, sweep.args.over) if run.state == "ended" else math.nan
+        points.setdefault(run.plan.point, []).append(value)
     return ranking({name: values for name, values in points.items() if all(map(math.isfinite, values))})
 
 
-def write_record(folder: Path, file: str, sweep: Sweep, order: Sequence[Ranked]) -> None:
+def write_record(
+    folder: Path,
+    file: str,
+    sweep: Sweep,
+    order: Sequence[Ranked],
+) -> None:
     """Raises RunFailed: it cannot be written."""
     content = {
         "file": file,

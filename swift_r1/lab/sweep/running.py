@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, UsageError
-from swift_r1.lab.runs.standing import seconds_left
+from swift_r1.lab.runs.progress import seconds_left
 from swift_r1.lab.sweep.flags import SweepArguments
 from swift_r1.lab.sweep.judging import hopeless, recent
 from swift_r1.lab.sweep.places import RunSlot
@@ -51,7 +51,7 @@ class SweepRun:
 
     @property
     def folder(self) -> RunFolder:
-        """As it is now."""
+        """Opens the folder as it is now."""
         return RunFolder(self.plan.folder, self.plan.name)
 
     @property
@@ -84,7 +84,7 @@ class SweepRun:
         self.began = time.time()
 
     def ask_to_end(self) -> None:
-        """By SIGTERM: it ends after the step that it is in, and saves."""
+        """Sends SIGTERM: the run ends after the step that it is in, and saves."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.deadline = time.monotonic() + (self.plan.args.step_timeout or _END_S)
@@ -163,8 +163,8 @@ class Sweep:
         return sum(run.state in states for run in self.runs)
 
     def run(self) -> None:
-        """To the end of the last run; one that fails does not end the others. An exception, as of a signal, ends those
-        that live in order. Raises UsageError: `--metric` is none of the runs'."""
+        """Runs the sweep to the end of its last run; one that fails does not end the others. An exception, as of a
+        signal, ends those that live in order. Raises UsageError: `--metric` is none of the runs'."""
         try:
             while self.living or self.count("waiting"):
                 self._start()
@@ -243,7 +243,7 @@ class Sweep:
                 self._look(run)
 
     def seconds_left(self) -> float | None:
-        """Of the whole sweep, at the pace of the runs so far; None before there is one."""
+        """Estimates the rest of the whole sweep at the pace of the runs so far; None before there is one."""
         took = [run.folder.summary.get("seconds") for run in self.runs if run.state == "ended"]
         whole = [one for one in took if isinstance(one, int | float)]
         left = 0.0

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: its runs, and in the end its points."""
+"""The tables of a sweep: its runs, and in the end its points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from swift_r1.lab.report.blocks import Note, Section, Table
-from swift_r1.lab.runs.standing import duration, standing
+from swift_r1.lab.runs.progress import duration, progress_of
 from swift_r1.lab.sweep.judging import Ranked
 from swift_r1.lab.sweep.running import State, Sweep, SweepRun
 
@@ -29,7 +29,7 @@ _STYLES: dict[State, str] = {
 
 def change(sweep: Sweep, run: SweepRun) -> Text:
     """A line about the state that a run has come to."""
-    now = standing(run.folder, run.log) if run.log.last_step and run.state != "running" else {}
+    now = progress_of(run.folder, run.log) if run.log.last_step and run.state != "running" else {}
     where = str(run.output) if run.state == "failed" else ""
     more = filter(None, (run.why, now.get("progress"), now.get("time"), where))
     done = sweep.count("ended", "stopped", "failed")
@@ -37,7 +37,7 @@ def change(sweep: Sweep, run: SweepRun) -> Text:
 
 
 def runs_table(sweep: Sweep) -> RichTable:
-    """All runs, those first that live or have failed."""
+    """Returns a table of all runs, those first that live or have failed."""
     left = sweep.seconds_left()
     rest = "" if left is None or not sweep.count("waiting", "running") else f", about {duration(left)} left"
     states: tuple[State, ...] = ("ended", "stopped", "failed", "running", "waiting")
@@ -51,7 +51,7 @@ def runs_table(sweep: Sweep) -> RichTable:
         table.add_column(name, justify="right", overflow="fold")
     order = list(_STYLES)
     for run in sorted(sweep.runs, key=lambda run: order.index(run.state)):  # of too many the last ones are not seen
-        now = standing(run.folder, run.log) if run.plan.folder.is_dir() else {}
+        now = progress_of(run.folder, run.log) if run.plan.folder.is_dir() else {}
         value = run.value(sweep.args.metric, sweep.args.over)
         shown = "" if math.isnan(value) else f"{value:.4g}"
         words = (run.plan.name, run.state, now.get("progress", "").split(",")[0], shown, now.get("time", ""))
@@ -107,7 +107,12 @@ def print_section(found: Section, console: Console) -> None:
             longest = max((len(row[0]) for row in block.rows), default=0)
             for place, name in enumerate(block.head):
                 least = 0 if place else min(longest, _NAME)
-                table.add_column(name, overflow="fold", justify="right" if 0 < place < 4 else "left", min_width=least)
+                table.add_column(
+                    name,
+                    overflow="fold",
+                    justify="right" if 0 < place < 4 else "left",
+                    min_width=least,
+                )
             for row in block.rows:
                 table.add_row(*map(Text, row))
             console.print(table)

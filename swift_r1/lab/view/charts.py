@@ -46,7 +46,7 @@ class Tick:
 
 
 def series_colour(number: int) -> str:
-    """As CSS: the palette's colour of a series, for the theme that is on."""
+    """Returns the palette's colour of a series in CSS, for the theme that is on."""
     return f"var(--series-{number % len(SERIES_LIGHT)})"
 
 
@@ -114,19 +114,28 @@ def line_options(
 
 def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
     colour = series_colour(line.colour)
-    style = {"color": colour, "width": 1 if line.faint else 2, "opacity": 0.3 if line.faint else 1}
-    return {
+    style: dict[str, Any] = {
+        "color": colour,
+        "width": 1 if line.faint else 2,
+        "opacity": 0.3 if line.faint else 1,
+    }
+    if line.dashed:
+        style["type"] = "dashed"
+    options = {
         "type": "line",
         "name": line.name,
         "data": [[x, None if log and y is not None and y <= 0 else y] for x, y in line.points],
         "showSymbol": len(line.points) < 40 and not line.faint and not area,
         "symbolSize": 5,
-        "lineStyle": style | ({"type": "dashed"} if line.dashed else {}),
+        "lineStyle": style,
         "itemStyle": {"color": colour},
         "emphasis": {"disabled": True},
         "tooltip": {"show": not line.faint},
         "z": 2 if line.faint else 3,
-    } | ({"stack": "all", "areaStyle": {"color": colour, "opacity": 0.7}} if area else {})
+    }
+    if area:
+        options |= {"stack": "all", "areaStyle": {"color": colour, "opacity": 0.7}}
+    return options
 
 
 def _band(line: Line) -> dict[str, Any]:
@@ -154,7 +163,7 @@ TOOLTIP: Mapping[str, Any] = {
 
 
 def axis() -> dict[str, Any]:
-    """What every axis has."""
+    """Returns the options that every axis has."""
     return {
         "axisLabel": {**_TEXT, "hideOverlap": True, ":formatter": "view.number"},
         "nameTextStyle": _TEXT,
@@ -177,7 +186,14 @@ def zooming(zoom: tuple[float, float] | None) -> dict[str, Any]:
     values = {} if zoom is None else {"startValue": zoom[0], "endValue": zoom[1]}
     # The tool that selects by dragging must be there, though its button is not.
     select = {"dataZoom": {"yAxisIndex": "none", "filterMode": "none"}}
-    return {"dataZoom": [inside | values], "toolbox": {"itemSize": 0, "showTitle": False, "feature": select}}
+    return {
+        "dataZoom": [inside | values],
+        "toolbox": {
+            "itemSize": 0,
+            "showTitle": False,
+            "feature": select,
+        },
+    }
 
 
 def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
@@ -191,7 +207,7 @@ def chart(options: dict[str, Any], label: str, height: int = 240) -> ui.echart:
 
 
 def zoom_of(page: Page) -> tuple[float, float] | None:
-    """What `from` and `to` in the address say."""
+    """Returns the window that `from` and `to` in the address say."""
     if "from" in page.query and "to" in page.query:
         return page.number("from", 0), page.number("to", 0)
     return None
@@ -213,13 +229,23 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
         "precision": 12,  # it would round where a mark is to 2 digits
         "silent": False,
         "animation": False,
-        "tooltip": {"show": True, "trigger": "item", ":formatter": "(one) => view.escape(one.name)"},
+        "tooltip": {
+            "show": True,
+            "trigger": "item",
+            ":formatter": "(one) => view.escape(one.name)",
+        },
         "data": [
             {
                 "xAxis": tick.x,
                 "name": tick.text,
                 "lineStyle": {"color": tick.colour, "type": "dotted", "width": 1},
-                "label": {"show": True, "position": "end", "distance": 0, "formatter": tick.letter, **_TEXT},
+                "label": {
+                    "show": True,
+                    "position": "end",
+                    "distance": 0,
+                    "formatter": tick.letter,
+                    **_TEXT,
+                },
             }
             for tick in _together(ticks)
         ],
@@ -227,7 +253,7 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
 
 
 def _together(ticks: Sequence[Tick]) -> list[Tick]:
-    """Those at the same place as one."""
+    """Joins the ticks at the same place."""
     found: dict[float, Tick] = {}
     for tick in ticks:
         before = found.get(tick.x)

@@ -27,26 +27,22 @@ class Checkpoint:
     def __init__(self, folder: str, device: str) -> None:
         import torch
 
-        from swift_r1.models.loading import end_tokens, load_model, load_tokenizer
-        from swift_r1.serving.engines.transformers import TransformersEngine
+        from swift_r1.lab.folder_engine import load_folder_engine
+        from swift_r1.models.loading import load_tokenizer
 
         device = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
         if device == "cpu":
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
         self.tokenizer = load_tokenizer(folder)
-        self.model = load_model(folder, None, gradient_checkpointing=False)
-        torch.nn.Module.to(self.model, device).requires_grad_(False)
-        self.ends = end_tokens(self.model, self.tokenizer)
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.ends[0]
-        self.engine = TransformersEngine(self.model, self.tokenizer, self.ends, pad)
+        self.engine = load_folder_engine(folder, self.tokenizer, None, device)
 
     def ask(self, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Completions of a `Question`. Raises ValueError: the prompt has no tokens, or the model cannot take it."""
+        """Answers a `PageQuestion`. Raises ValueError: the prompt has no tokens, or the model cannot take it."""
         from swift_r1.serving.engines.base import PromptTokenizer
         from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
         prompts = PromptTokenizer(self.tokenizer)
-        ends = set(self.ends)
+        ends = set(self.engine.eos.tolist())
         if asked["chat"]:
             tokens = prompts.render([{"role": "user", "content": asked["prompt"]}])
             if prompts.turn_end is not None:
@@ -59,15 +55,25 @@ class Checkpoint:
         if longest is not None and len(tokens) + asked["max_tokens"] > longest:
             raise ValueError(f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}")
         sampling = SamplingParams(
-            max_tokens=asked["max_tokens"], temperature=asked["temperature"], stop_token_ids=tuple(sorted(ends))
+            max_tokens=asked["max_tokens"],
+            temperature=asked["temperature"],
+            stop_token_ids=tuple(sorted(ends)),
         )
         seeds = tuple(int.from_bytes(os.urandom(8)) % _SEEDS for _ in range(asked["n"]))
         request = RolloutRequest(
-            request_id="try", prompt_token_ids=tokens, n=asked["n"], seeds=seeds, sampling=sampling
+            request_id="try",
+            prompt_token_ids=tokens,
+            n=asked["n"],
+            seeds=seeds,
+            sampling=sampling,
         )
         [output] = self.engine.generate([request], 0)
         return [
-            {"pieces": self._pieces(one.token_ids), "logps": one.logprobs, "finish_reason": one.finish_reason}
+            {
+                "pieces": self._pieces(one.token_ids),
+                "logps": one.logprobs,
+                "finish_reason": one.finish_reason,
+            }
             for one in output.completions
         ]
 
@@ -78,8 +84,9 @@ class Checkpoint:
         if max(asked["token_ids"], default=0) >= self.engine.config.vocab_size:
             raise ValueError("the tokens are not of this model's vocabulary")
         with torch.inference_mode():
-            tokens = torch.tensor([asked["token_ids"]], device=self.model.device)
-            logits = self.model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+            model = self.engine.model
+            tokens = torch.tensor([asked["token_ids"]], device=model.device)
+            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1].float()
         logps, ids = (logits / (asked["temperature"] or 1.0)).log_softmax(-1).topk(asked["count"])
         return list(zip(self._pieces(ids.tolist()), logps.tolist(), strict=True))
 

@@ -16,12 +16,21 @@ _SATURATED = 0.99  # quantile of the sizes at which a scale ends, so that one ou
 # tokens; a block ends with a line, where lines are not very long
 _BLOCK = 200
 _LONGEST_BLOCK = 2_000
+_COLUMNS = {
+    "ratio": "ratios",
+    "entropy": "entropies",
+    "version": "weight_versions",
+    "advantage": "advantages",
+    "logp": "rollout_logps",
+    "logp_diff": "logps",
+}
+"""The column of a colour, where it has another name."""
 _NUMBERS = ("rollout_logps", "logps", "ref_logps", "ratios", "clipped", "entropies", "advantages", "weight_versions")
 
 
 @dataclass(frozen=True, slots=True)
 class Colouring:
-    """What a colour says: `title` of the values; the kind of scale; what stands at its ends."""
+    """The meaning of a colour: `title` of the values; the kind of scale; what stands at its ends."""
 
     title: str
     kind: Literal["diverging", "sequential"]
@@ -58,42 +67,42 @@ class Scale:
 
 
 def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
-    """What `colour` (a key of `COLOURINGS`) is the colour of, one value a token; None where the record has no such
+    """Returns the values that `colour` (a key of `COLOURINGS`) shows, one a token; None if the record has no such
     column."""
-    if colour == "logp_diff":
-        ours = row.get("logps")
-        engine = row.get("rollout_logps")
-        if not ours or not engine:
-            return None
-        return [None if a is None or b is None else a - b for a, b in zip(ours, engine, strict=True)]
-    column = {"ratio": "ratios", "entropy": "entropies", "version": "weight_versions", "advantage": "advantages"}
-    values = row.get("rollout_logps" if colour == "logp" else column.get(colour, colour))
+    values = row.get(_COLUMNS.get(colour, colour))
     if not values:
         return None
+    if colour == "logp_diff":
+        engine = row.get("rollout_logps")
+        if not engine:
+            return None
+        return [None if a is None or b is None else a - b for a, b in zip(values, engine, strict=True)]
     if colour == "ratio":
         return [math.log(value) if value is not None and value > 0 else None for value in values]
-    return [-value if value is not None else None for value in values] if colour == "logp" else list(values)
+    if colour == "logp":
+        return [None if value is None else -value for value in values]
+    return list(values)
 
 
 def scale_of(colour: str, values: Sequence[float | None]) -> Scale:
     """The scale for these values: to the 99th percentile of their sizes, rounded up to 1, 2 or 5 times a power of
     ten; from the oldest weight version to the newest."""
-    known = sorted(abs(value) for value in values if value is not None and math.isfinite(value))
+    sizes = sorted(abs(value) for value in values if value is not None and math.isfinite(value)) or [0.0]
     kind = COLOURINGS[colour]
     if colour == "version":
-        return Scale(kind, known[0] if known else 0.0, known[-1] if known else 0.0)
-    limit = 1.0 if colour == "clipped" else _rounded_up(known[math.ceil(_SATURATED * len(known)) - 1] if known else 0.0)
+        return Scale(kind, sizes[0], sizes[-1])
+    limit = 1.0
+    if colour != "clipped":
+        limit = _rounded_up(sizes[math.ceil(_SATURATED * len(sizes)) - 1])
     return Scale(kind, -limit if kind.kind == "diverging" else 0.0, limit)
 
 
 def classes(values: Sequence[float | None] | None, scale: Scale | None, mask: Sequence[bool] | None) -> list[str]:
     """The CSS classes of each token: its level, and `m` where it is not in the loss."""
-    levels = [scale.level(value) for value in values] if values is not None and scale is not None else None
-    count = len(levels) if levels is not None else len(mask or ())
-    return [
-        (levels[place] if levels is not None else "x") + ("" if mask is None or mask[place] else " m")
-        for place in range(count)
-    ]
+    levels = ["x"] * len(mask or ())
+    if values is not None and scale is not None:
+        levels = [scale.level(value) for value in values]
+    return [level if mask is None or mask[place] else f"{level} m" for place, level in enumerate(levels)]
 
 
 def tokens_html(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> str:
@@ -117,7 +126,7 @@ def _blocks(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]
 
 
 def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
-    """What the page says of a token under the pointer: a list for each column that the record has, one entry a
+    """Returns what the page says of a token under the pointer: a list for each column that the record has, one entry a
     token, to five digits."""
     columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
     ids = row.get("token_ids")

@@ -49,7 +49,11 @@ def data_columns(row: Row) -> dict[str, Any]:
 
 
 def rows_table(
-    rows: Sequence[Row], columns: Sequence[str], sort: str | None, descending: bool, link: Callable[[Row], str]
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    sort: str | None,
+    descending: bool,
+    link: Callable[[Row], str],
 ) -> str:
     """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""
     heads = "".join(_head(name, sort, descending) for name in columns)
@@ -58,7 +62,11 @@ def rows_table(
 
 
 def _head(name: str, sort: str | None, descending: bool) -> str:
-    arrow, state = ((" ▼", "descending") if descending else (" ▲", "ascending")) if name == sort else ("", "none")
+    arrow = ""
+    state = "none"
+    if name == sort:
+        arrow = " ▼" if descending else " ▲"
+        state = "descending" if descending else "ascending"
     label = html.escape(clean(name))
     return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{markup(name)}{arrow}</button></th>'
 
@@ -81,7 +89,12 @@ def facts(values: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
 
-def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool = False) -> str:
+def card(
+    row: Row,
+    reasons: Sequence[Row],
+    links: Mapping[str, str],
+    whole: bool = False,
+) -> str:
     """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
     its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
@@ -101,8 +114,8 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     others = _others(row)
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
     for number, other in enumerate(others, 1):
-        title = f"conversation {number} of {len(others) + 1}: ended before this one"
-        text += f"<details><summary>{title}</summary>{turns(other, whole)}</details>"
+        summary = f"conversation {number} of {len(others) + 1}: ended before this one"
+        text += f"<details><summary>{summary}</summary>{turns(other, whole)}</details>"
     return (
         f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
         f'<nav class="links">{lead}</nav>{text}</article>'

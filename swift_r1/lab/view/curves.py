@@ -28,7 +28,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class CurveControls:
-    """What the page's controls say."""
+    """The state of the page's controls."""
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
     log: bool = False  # the y axes
@@ -65,7 +65,12 @@ _PANELS = (
     Panel("Tokens per second", {"tokens_per_second": "tokens/s"}),
     Panel(
         "Seconds of a step",
-        {"time/generate": "generate", "time/reward": "reward", "time/train": "train", "time/sync": "sync"},
+        {
+            "time/generate": "generate",
+            "time/reward": "reward",
+            "time/train": "train",
+            "time/sync": "sync",
+        },
     ),
     Panel("Loss", {"loss": "loss"}),
     Panel("Value loss", {"value_loss": "value loss"}),
@@ -114,12 +119,24 @@ def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> lis
             name = label if alone else group.name + (f" · {label}" if number else "")
             colour = number if alone else place
             found += _lines_of(
-                panel, group, metric, shown, alone, Line(name, (), colour, dashed=bool(number) and not alone)
+                panel,
+                group,
+                metric,
+                shown,
+                alone,
+                Line(name, (), colour, dashed=bool(number) and not alone),
             )
     return found
 
 
-def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, alone: bool, line: Line) -> list[Line]:
+def _lines_of(
+    panel: Panel,
+    group: RunGroup,
+    metric: str,
+    shown: CurveControls,
+    alone: bool,
+    line: Line,
+) -> list[Line]:
     """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
@@ -152,7 +169,12 @@ def _lines_of(panel: Panel, group: RunGroup, metric: str, shown: CurveControls, 
     return [*faint, Line(line.name, thinned(xs, mean), line.colour, band, line.dashed)]
 
 
-def _around(panel: Panel, log: MetricLog, metric: str, series: Series) -> tuple[list[float], list[float]]:
+def _around(
+    panel: Panel,
+    log: MetricLog,
+    metric: str,
+    series: Series,
+) -> tuple[list[float], list[float]]:
     """Low and high ends of the band around a metric of one run; NaN where there is none."""
     if metric.startswith("eval/"):
         benchmark, name = metric.removeprefix("eval/").rsplit("/", 1)

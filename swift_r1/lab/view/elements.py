@@ -1,4 +1,4 @@
-"""What the pages of completions and tokens have in common."""
+"""The elements that the pages of completions and tokens have in common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.view.asking import (
+from swift_r1.lab.view.answer_sources import (
     AnswerSource,
     CheckpointSource,
     ServerSource,
@@ -22,6 +22,7 @@ from swift_r1.lab.view.asking import (
 )
 from swift_r1.lab.view.coloured import token_css
 from swift_r1.lab.view.shell import Page, opened
+from swift_r1.record.folder import COMPLETIONS, EVAL_COMPLETIONS
 from swift_r1.record.token_reader import RecordedCompletion, TokenRecord
 
 ui.add_head_html(f'<link rel="stylesheet" href="/static/completions.css"><style>{token_css()}</style>', shared=True)
@@ -39,11 +40,11 @@ def beside_training(checkpoint: Path) -> CheckpointSource:
 
 
 def _trained(run: Path) -> CompletionTable:
-    return CompletionTable(run / "completions.jsonl")
+    return CompletionTable(run / COMPLETIONS)
 
 
 def _evaluated(run: Path) -> CompletionTable:
-    return CompletionTable(run / "eval_completions.jsonl")
+    return CompletionTable(run / EVAL_COMPLETIONS)
 
 
 async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:

@@ -23,7 +23,7 @@ from swift_r1.errors import EXIT_OK, EXIT_PORT_TAKEN, EXIT_TERMINATED, PortTaken
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import LOOPBACK
-from swift_r1.lab.view.guard import Guard
+from swift_r1.lab.view.access import Guard
 from swift_r1.runtime.processes import end_with_parent, leave, say
 from swift_r1.serving.server import bind
 
@@ -95,7 +95,13 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
     return Guard(app, listener.getsockname()[1], api_key, loopback=_is_loopback(listener))
 
 
-async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, open_browser: bool) -> None:
+async def _serve(
+    listener: socket.socket,
+    app: Guard,
+    how: str,
+    has_key: bool,
+    open_browser: bool,
+) -> None:
     class PageServer(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -111,7 +117,11 @@ async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, o
                 say("this machine has no browser to open the page in", "view")
 
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSING_S, server_header=False
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+        server_header=False,
     )
     server = PageServer(config)
     loop = asyncio.get_running_loop()

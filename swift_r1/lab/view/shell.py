@@ -1,5 +1,5 @@
-"""What every page has: the frame with runs, navigation, theme and keys; what the address says, and follows; the timer
-that looks for what a growing run has written.
+"""The frame of every page, with runs, navigation, theme and keys; what the address says, and follows; the timer that
+looks for what a growing run has written.
 
 A page is a function of `Page`, registered by `@view_page("/time", "Time", go="t")` in a module of `view/pages/`. What a
 control changes goes into the address with `page.set`, so that a link shows what its sender saw. An element with
@@ -82,7 +82,7 @@ async def in_order(work: Callable[..., T], *args: Any) -> T:
 
 
 class Latest:
-    """What one part of a page shows, read in threads; None for what was asked for again meanwhile."""
+    """The latest state of one part of a page, read in threads; None for what was asked for again meanwhile."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -184,7 +184,10 @@ class Page:
 
 
 def view_page(
-    path: str, title: str, go: str = "", compares: bool = False
+    path: str,
+    title: str,
+    go: str = "",
+    compares: bool = False,
 ) -> Callable[[Callable[[Page], Any]], Callable[[Page], Any]]:
     """Registers a page. With `go`, a letter, it is in the navigation, and `g` and that letter go there. It shows the
     first chosen run, which its heading then names, or `compares` all of them. The decorated function builds it; it may
@@ -238,7 +241,7 @@ def _gone() -> list[str]:
 
 
 def _page(path: str, request: Request) -> Page:
-    """What an address shows. Raises UsageError: there is no run, or none of a name in it."""
+    """Returns the page that an address shows. Raises UsageError: there is no run, or none of a name in it."""
     gone = _gone()
     runs = find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
     by_name = {run.name: run for run in runs}
@@ -287,7 +290,12 @@ def _frame(page: Page, title: str) -> None:
 
 def _run_choice(page: Page) -> None:
     names = [run.name for run in page.chosen]
-    choice = ui.select([run.name for run in page.runs], value=names, multiple=True, label="runs")
+    choice = ui.select(
+        [run.name for run in page.runs],
+        value=names,
+        multiple=True,
+        label="runs",
+    )
     choice.props('dense options-dense outlined title="the runs that are shown; the first, where a page has one"')
     choice.classes("view-runs")
 

@@ -18,10 +18,10 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.lab.report.completions import spoken
 from swift_r1.lab.report.parts import facts
 from swift_r1.lab.runs.completions import CompletionTable
+from swift_r1.lab.runs.progress import progress_of
 from swift_r1.lab.runs.query import FAILURE, CompletionQuery
-from swift_r1.lab.runs.standing import standing
 from swift_r1.lab.runs.timeline import Timeline
-from swift_r1.record.folder import RunFolder
+from swift_r1.record.folder import COMPLETIONS, RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
 from swift_r1.runtime.terminal import Terminal
 from swift_r1.runtime.visible import visible
@@ -55,12 +55,13 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
         log.refresh()
     newest = runs[-1]
     log = logs[-1]
-    with CompletionTable(newest.path / "completions.jsonl") as table:
+    with CompletionTable(newest.path / COMPLETIONS) as table:
         table.refresh()
         query = _asked(table, step, prompt)
         if len(runs) > 1:
-            states = [standing(*one) for one in zip(runs, logs, strict=True)]
-            console.print(_table(_STATE, [[_line(state.get(name, "")) for name in _STATE] for state in states]))
+            states = [progress_of(run, log) for run, log in zip(runs, logs, strict=True)]
+            rows = [[_line(state.get(name, "")) for name in _STATE] for state in states]
+            console.print(_table(_STATE, rows))
             console.print(f"\n{_line(newest.name)}")
         _overview(console, newest, log)
         _groups(console, table, query, few=step is None and prompt is None)
@@ -70,52 +71,71 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
 
 
 def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> CompletionQuery:
-    """Which completions to show. Raises UsageError where there are none of that step or prompt."""
+    """Returns which completions to show. Raises UsageError: there are none of that step or prompt."""
     steps = table.steps()
     if step is not None and step not in steps:
-        before = max((one for one in steps if one <= step), default=None)
-        found = f"; completions are of steps {steps[0]} to {steps[-1]}" if steps else ""
-        near = "" if before is None else f", the last before it is {before}"
-        raise UsageError(f"--step {step}: no round begins with it{found}{near}")
+        message = f"--step {step}: no round begins with it"
+        if steps:
+            message += f"; completions are of steps {steps[0]} to {steps[-1]}"
+        before = [known for known in steps if known <= step]
+        if before:
+            message += f", the last before it is {max(before)}"
+        raise UsageError(message)
     if prompt is None:
         shown = step if step is not None else max(steps, default=0)
         return CompletionQuery(steps=(shown, shown))
     query = CompletionQuery(prompt_id=prompt, steps=None if step is None else (step, step))
     if not table.count(query):
-        known = ", ".join(one["prompt_id"] for one in table.prompts(prompt, 3))
-        there = "the run has no such prompt" if step is None else f"step {step} has no such prompt"
-        raise UsageError(_line(f"--prompt {prompt}: {there}" + (f"; the run has {known}" if known else "")))
+        where = "the run" if step is None else f"step {step}"
+        message = f"--prompt {prompt}: {where} has no such prompt"
+        known = ", ".join(near["prompt_id"] for near in table.prompts(prompt, 3))
+        if known:
+            message += f"; the run has {known}"
+        raise UsageError(_line(message))
     return query
 
 
 def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
-    about = standing(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
+    about = progress_of(run, log) | {"folder": str(run.path)} | facts(run) | {"command": shlex.join(run.command)}
     rows = [[_line(name), _line(text)] for name, text in about.items() if text and name not in _LEFT_OUT]
     console.print(_table(["", ""], rows, head=False))
+    _show(console, ["metric", f"to step {log.last_step:,}", "first", "last"], _metrics(log))
+    _show(console, ["evaluation", "", "last", "95 %", "step"], _evaluations(log))
+    timeline = Timeline(run.path)
+    timeline.refresh()
+    marks = timeline.marks[-_MARKS:]
+    rows = [[_time(mark.time), str(mark.step), mark.kind, _line(mark.text)] for mark in marks]
+    _show(console, ["event", "step", "", ""], rows)
+
+
+def _show(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table below an empty line; nothing without rows."""
+    if rows:
+        console.print()
+        console.print(_table(names, rows))
+
+
+def _metrics(log: MetricLog) -> list[list[str]]:
     rows = []
     for name in ("reward", *(f"rewards/{name}/mean" for name in log.rewards()), *_METRICS):
         known = [value for value in log.get(name).values if not math.isnan(value)]
         if known:
             rows.append([_line(name), sparkline(log.get(name)), f"{known[0]:.4g}", f"{known[-1]:.4g}"])
-    if rows:
-        console.print()
-        console.print(_table(["metric", f"to step {log.last_step:,}", "first", "last"], rows))
+    return rows
+
+
+def _evaluations(log: MetricLog) -> list[list[str]]:
+    """A row for the last value of each estimate of each benchmark."""
     rows = []
     for benchmark, names in log.benchmarks().items():
         for name in names:
             for last in log.evaluations(benchmark, name)[-1:]:
-                interval = "" if last.low is None or last.high is None else f"{last.low:.3f} to {last.high:.3f}"
+                interval = ""
+                if last.low is not None and last.high is not None:
+                    interval = f"{last.low:.3f} to {last.high:.3f}"
                 curve = sparkline(log.get(f"eval/{benchmark}/{name}"))
                 rows.append([_line(f"{benchmark} {name}"), curve, f"{last.value:.3f}", interval, str(last.step)])
-    if rows:
-        console.print()
-        console.print(_table(["evaluation", "", "last", "95 %", "step"], rows))
-    timeline = Timeline(run.path)
-    timeline.refresh()
-    rows = [[_time(mark.time), str(mark.step), mark.kind, _line(mark.text)] for mark in timeline.marks[-_MARKS:]]
-    if rows:
-        console.print()
-        console.print(_table(["event", "step", "", ""], rows))
+    return rows
 
 
 def sparkline(series: Series, width: int = _CURVE) -> str:
@@ -133,7 +153,12 @@ def sparkline(series: Series, width: int = _CURVE) -> str:
     return "".join(_BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in means)
 
 
-def _groups(console: Console, table: CompletionTable, query: CompletionQuery, few: bool) -> None:
+def _groups(
+    console: Console,
+    table: CompletionTable,
+    query: CompletionQuery,
+    few: bool,
+) -> None:
     groups = table.groups(query)
     if not groups:
         console.print("\nno completions yet")
@@ -153,10 +178,11 @@ def _print_group(console: Console, rows: Sequence[dict[str, Any]], count: int) -
     head.truncate(console.width, overflow="ellipsis")
     console.print(head)
     names = ["", "reward", "advantage", ""]
-    cells = [
-        [str(row["number"]), _number(row.get("reward")), _number(row.get("advantage")), str(row[FAILURE])]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        reward = _number(row.get("reward"))
+        advantage = _number(row.get("advantage"))
+        cells.append([str(row["number"]), reward, advantage, str(row[FAILURE])])
     room = console.width - sum(max(map(len, column)) + 2 for column in zip(names, *cells, strict=True))
     for row, own in zip(rows, cells, strict=True):
         text = Text(_line(spoken(row)))
@@ -177,7 +203,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], head: bool = Tru
 
 
 def _time(seconds: float) -> str:
-    """In this machine's time zone; nothing for a time of a damaged file."""
+    """Writes a time in this machine's time zone; nothing for a time of a damaged file."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
@@ -189,5 +215,5 @@ def _number(value: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """In one line, without anything that could act on the terminal."""
+    """Writes a text in one line, without anything that could act on the terminal."""
     return visible(" ".join(text.split()))

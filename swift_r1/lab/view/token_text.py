@@ -13,7 +13,13 @@ class TokenText(ui.element, component="tokens.js"):
     """Tokens as `tokens_html` has them; `numbers` as `numbers_json`. `on_chosen` gets the place of a token that was
     clicked, or chosen with Enter."""
 
-    def __init__(self, html: str, numbers: str, label: str, on_chosen: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self,
+        html: str,
+        numbers: str,
+        label: str,
+        on_chosen: Callable[[int], Any] | None = None,
+    ) -> None:
         super().__init__()
         self._props["html"], self._props["numbers"], self._props["label"] = html, numbers, label
 

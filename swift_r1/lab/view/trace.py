@@ -83,7 +83,14 @@ def _packets(timeline: Timeline, name: str) -> Iterator[Any]:
         return made
 
     for mark in timeline.marks:
-        yield event(mark.time, TrackEvent.TYPE_INSTANT, 2, mark.kind, step=mark.step, text=mark.text)
+        yield event(
+            mark.time,
+            TrackEvent.TYPE_INSTANT,
+            2,
+            mark.kind,
+            step=mark.step,
+            text=mark.text,
+        )
     for number, lane in enumerate(timeline.lanes, start=3):
         for span in timeline.spans(lane):
             yield event(span.start, TrackEvent.TYPE_SLICE_BEGIN, number, span.name, step=span.step)

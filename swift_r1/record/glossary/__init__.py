@@ -27,14 +27,15 @@ GROUPS: Mapping[str, Sequence[Metric]] = {
 
 @cache
 def metric(key: str) -> Metric | None:
-    """What a key of `logging.jsonl` means: the entry of that name, else the first family that it belongs to."""
+    """Returns the meaning of a key of `logging.jsonl`: the entry of that name, else the first family that it belongs
+    to."""
     everything = [one for group in GROUPS.values() for one in group]
     exact = (one for one in everything if one.name == key)
     return next(exact, None) or next((one for one in everything if one.pattern.fullmatch(key)), None)
 
 
 def unknown(keys: Iterable[str]) -> list[str]:
-    """Those that have no meaning here."""
+    """Returns the keys that have no meaning here."""
     return sorted({key for key in keys if metric(key) is None})
 
 

@@ -1,4 +1,4 @@
-"""What was asked and written: completions, turns, tools, agents."""
+"""Metrics of what was asked and written: completions, turns, tools, agents."""
 
 from swift_r1.record.glossary.metric import Metric as M
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as some
 
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.lab.runs.completions import Heatmap
-from swift_r1.lab.view.asking import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
+from swift_r1.lab.runs.query import read_conditions
+from swift_r1.lab.view.answer_sources import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
 from swift_r1.lab.view.completion_html import card, data_columns, is_long, reasons_of, rows_table, shown
-from swift_r1.lab.view.conditions import read_conditions
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
     ["<script>x</script>", '"><img src=x>', "'", "\x00"]
@@ -65,6 +65,7 @@ def test_all_conversations_of_an_episode_are_there() -> None:
     said = [[{"role": "user", "content": name}, {"role": "assistant", "content": f"{name}!"}] for name in "abc"]
     html = card({"messages": said[2], "other_messages": said[:2], "sequences": 3}, [], {})
     assert html.index("c!") < html.index("conversation 1 of 3") < html.index("a!") < html.index("b!")
+    assert "<h3>completion " in html
     assert not is_long({"messages": said[2], "other_messages": said[:2]})
     said[0][1]["content"] *= 10_000
     assert is_long({"messages": said[2], "other_messages": said[:2]})

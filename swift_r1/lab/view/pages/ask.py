@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.errors import SwiftError
-from swift_r1.lab.view.asking import ModelAnswer, PageQuestion
+from swift_r1.lab.view.answer_sources import ModelAnswer, PageQuestion
 from swift_r1.lab.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
 from swift_r1.lab.view.elements import flag_of, rich, source_choice, table_of
 from swift_r1.lab.view.markup import markup
@@ -86,9 +86,25 @@ class _Form:
         if self._work is not None:
             self._work.cancel()
 
-    def _number(self, name: str, label: str, default: float, least: float, most: float) -> ui.number:
+    def _number(
+        self,
+        name: str,
+        label: str,
+        default: float,
+        least: float,
+        most: float,
+    ) -> ui.number:
         value = min(most, max(least, self.page.number(name, default)))
-        field = ui.number(label, value=value, min=least, max=most).props("dense outlined").classes("narrow")
+        field = (
+            ui.number(
+                label,
+                value=value,
+                min=least,
+                max=most,
+            )
+            .props("dense outlined")
+            .classes("narrow")
+        )
         field.on_value_change(lambda event: self.page.set(**{name: event.value}))
         return field
 

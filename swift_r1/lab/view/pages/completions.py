@@ -10,9 +10,8 @@ from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
 from swift_r1.lab.runs.completions import CompletionTable
-from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery
+from swift_r1.lab.runs.query import FAILURE, LENGTH, CompletionQuery, read_conditions
 from swift_r1.lab.view.completion_html import Row, length_column, reward_columns, rows_table
-from swift_r1.lab.view.conditions import read_conditions
 from swift_r1.lab.view.elements import next_item_keys, of_choice, table_of
 from swift_r1.lab.view.shell import Latest, Page, view_page
 
@@ -104,7 +103,7 @@ class _Completions:
         )
 
     def _columns(self, query: CompletionQuery) -> list[str]:
-        """Those that are always shown, and those that the query is about."""
+        """Returns the columns that are always shown, and those that the query is about."""
         asked = [query.order_by, *(column for column, _, _ in query.where)]
         known = self.table.columns
         own = ["step", "group", "prompt_id", "completion", "reward", *reward_columns(known), "advantage"]
@@ -114,7 +113,13 @@ class _Completions:
     def _link(self, row: Row) -> str:
         of = self.page.text("of") or None
         request = row.get("request_id") if of else None
-        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of, request=request)
+        address = self.page.link(
+            "/group",
+            step=row.get("step"),
+            group=row.get("group"),
+            of=of,
+            request=request,
+        )
         return address if row.get("number") is None else f"{address}#n{row['number']}"
 
     def _sortable(self) -> list[str]:
@@ -147,7 +152,13 @@ class _Completions:
     def _choice(self, name: str, label: str, options: list[str]) -> ui.select:
         value = self.page.text(name)
         options = [*options, value] if value and value not in options else options
-        field = ui.select(options, label=label, value=value or None, clearable=True, with_input=len(options) > 8)
+        field = ui.select(
+            options,
+            label=label,
+            value=value or None,
+            clearable=True,
+            with_input=len(options) > 8,
+        )
         field.props("dense outlined options-dense").classes("narrow")
         return field.on_value_change(lambda event: self._change(**{name: event.value}))
 

@@ -1,4 +1,4 @@
-"""How rewards and lengths are spread over the steps, how many groups teach something, and why completions fail."""
+"""The spread of rewards and lengths over the steps, how many groups teach something, and why completions fail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _begun(table: CompletionTable) -> None:
 
 
 def _charts(page: Page, table: CompletionTable) -> dict[str, Callable[[], dict[str, Any] | None]]:
-    """What makes a chart's options (None where there is nothing to show), by its label."""
+    """Returns what makes a chart's options (None if there is nothing to show), by its label."""
     zoom = zoom_of(page)
 
     def areas(title: str, lines: list[Line]) -> dict[str, Any]:
@@ -130,19 +130,51 @@ def heat_options(title: str, heat: Heatmap) -> dict[str, Any]:
         if count
     ]
     most = max((share for *_, share in cells), default=1.0)
-    plain = axis() | {"type": "category", "axisLabel": {"color": "var(--muted)", "fontSize": 11, "hideOverlap": True}}
+    plain = axis() | {
+        "type": "category",
+        "axisLabel": {
+            "color": "var(--muted)",
+            "fontSize": 11,
+            "hideOverlap": True,
+        },
+    }
     text = {"color": "var(--muted)", "fontSize": 11}
     return {
         "animation": False,
-        "title": {"text": title, "left": 0, "top": 0, "textStyle": {"color": "var(--ink)", "fontSize": 13}},
+        "title": {
+            "text": title,
+            "left": 0,
+            "top": 0,
+            "textStyle": {"color": "var(--ink)", "fontSize": 13},
+        },
         "grid": {"left": 60, "right": 12, "top": 30, "bottom": 60},
         "tooltip": {**TOOLTIP, "trigger": "item"},
-        "xAxis": {**plain, "data": heat.steps, "name": "step", "nameGap": 16, "nameLocation": "middle"},
+        "xAxis": {
+            **plain,
+            "data": heat.steps,
+            "name": "step",
+            "nameGap": 16,
+            "nameLocation": "middle",
+        },
         "yAxis": {**plain, "data": middles},
         "visualMap": {
-            **{"min": 0, "max": most, "calculable": False, "orient": "horizontal", "left": "center", "bottom": 0},
+            **{
+                "min": 0,
+                "max": most,
+                "calculable": False,
+                "orient": "horizontal",
+                "left": "center",
+                "bottom": 0,
+            },
             **{"itemHeight": 120, "itemWidth": 12, "precision": 2, "textStyle": text, "text": [f"{most:.0%}", "0 %"]},
             "inRange": {"color": list(scale("sequential"))},
         },
-        "series": [{"type": "heatmap", "name": "share of the step", "data": cells, "progressive": 0}],
+        "series": [
+            {
+                "type": "heatmap",
+                "name": "share of the step",
+                "data": cells,
+                "progressive": 0,
+            }
+        ],
     }

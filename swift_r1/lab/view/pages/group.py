@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 from nicegui import ui
 
@@ -13,7 +11,6 @@ from swift_r1.lab.view.completion_html import card, data_columns, facts, is_long
 from swift_r1.lab.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, opened, view_page
-from swift_r1.record.lines import GrowingFile, json_rows
 from swift_r1.record.token_reader import TokenRecord
 
 
@@ -38,10 +35,15 @@ async def group(page: Page) -> None:
     with ui.element("div").classes("view-row"):
         ui.link("this prompt over time", page.link("/prompt", prompt=prompt_id, of=of))
         ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of))
-    known = {"step": step, "group": number, "prompt_id": prompt_id, "completions": len(rows)}
+    known = {
+        "step": step,
+        "group": number,
+        "prompt_id": prompt_id,
+        "completions": len(rows),
+    }
     rich(facts(known | data_columns(first)))
     rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
-    invalid = await asyncio.to_thread(invalid_rewards, page.run.path, step, prompt_id)
+    invalid = await asyncio.to_thread(page.run.invalid_rewards, step, prompt_id)
     there = await asyncio.to_thread(recorded, opened(TokenRecord, page.run.path), step, of)
     whole = page.text("whole")
     cards = []
@@ -50,7 +52,14 @@ async def group(page: Page) -> None:
         if (row.get("request_id"), row["number"]) in there:
             links["tokens"] = tokens_link(page, row, of)
         if is_long(row) and whole != str(row["number"]):
-            place = page.link("/group", step=step, group=number, of=of, request=request or None, whole=row["number"])
+            place = page.link(
+                "/group",
+                step=step,
+                group=number,
+                of=of,
+                request=request or None,
+                whole=row["number"],
+            )
             links["whole text"] = f"{place}#n{row['number']}"
         cards.append(card(row, reasons_of(row, invalid), links, whole == str(row["number"])))
     rich(f'<div class="cards">{"".join(cards)}</div>')
@@ -62,20 +71,11 @@ def _steps(page: Page, steps: list[int], step: int, number: int) -> None:
     place = steps.index(step) if step in steps else len(steps) - 1
     of = page.text("of") or None
     with ui.element("div").classes("view-row"):
-        for text, key, to_step, to_group in (
-            ("‹ step", "[", steps[max(0, place - 1)], number),
-            ("‹ group", "ArrowLeft", step, max(0, number - 1)),
-            ("group ›", "ArrowRight", step, number + 1),
-            ("step ›", "]", steps[min(len(steps) - 1, place + 1)], number),
+        for text, title, key, to_step, to_group in (
+            ("‹ step", "step before", "[", steps[max(0, place - 1)], number),
+            ("‹ group", "group before", "ArrowLeft", step, max(0, number - 1)),
+            ("group ›", "group after", "ArrowRight", step, number + 1),
+            ("step ›", "step after", "]", steps[min(len(steps) - 1, place + 1)], number),
         ):
             link = ui.link(text, page.link("/group", step=to_step, group=to_group, of=of))
-            link.props(f'data-key="{key}" title="{text.strip("‹› ")} {"before" if "‹" in text else "after"}"')
-
-
-def invalid_rewards(run: Path, step: int, prompt_id: str) -> list[dict[str, Any]]:
-    """The rows of invalid_rewards.jsonl of a prompt in a step."""
-    file = GrowingFile(run / "invalid_rewards.jsonl")
-    found = []
-    while lines := file.read():
-        found += [row for row in json_rows(lines)[0] if (row.get("step"), row.get("prompt_id")) == (step, prompt_id)]
-    return found
+            link.props(f'data-key="{key}" title="{title}"')

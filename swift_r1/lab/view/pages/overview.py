@@ -1,18 +1,19 @@
-"""What the chosen runs are, where they stand, and their curves."""
+"""The page of the chosen runs: what they are, where they stand, and their curves."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from nicegui import ui
 
 from swift_r1.lab.report.parts import command, facts
-from swift_r1.lab.runs.standing import standing
-from swift_r1.lab.runs.timeline import Timeline
+from swift_r1.lab.runs.progress import progress_of
+from swift_r1.lab.runs.timeline import Mark, Timeline
 from swift_r1.lab.view import charts
 from swift_r1.lab.view.curves import CurveControls, RunGroup, lines, panels
-from swift_r1.lab.view.marks import ticks
+from swift_r1.lab.view.event_ticks import ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 from swift_r1.record.folder import RunFolder
@@ -62,15 +63,17 @@ class _Overview:
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
         self.diagnoses = [_finding(run, row) for run in self.found for row in run.findings]
-        self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
+        self.standings = [progress_of(run, log) for run, log in zip(self.found, self.logs, strict=True)]
 
     def _show_state(self) -> None:
         rows = self.standings
         if (rows, self.diagnoses) != self.rows:
             self.rows = rows, self.diagnoses
             if len(rows) > 1:
-                places = {place: number for number, one in enumerate(self._seeds().values()) for place in one}
-                colours = [places[place] for place in range(len(rows))]
+                colours = [0] * len(rows)
+                for number, places in enumerate(self._seeds().values()):
+                    for place in places:
+                        colours[place] = number
                 self.state.content = _table(rows, colours) + _different(self.found)
             else:
                 self.state.content = _table(rows)
@@ -122,18 +125,22 @@ class _Overview:
 
     def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
         """What happened to the first run; of several it would not be clear whose it is."""
+        if len(self.logs) > 1:
+            return []
         hours = self.logs[0].hours()
-        per_hour = shown.per_hour
-        marks = self.timelines[0].marks if len(self.logs) == 1 else []
-        return ticks(
-            [mark for mark in marks if mark.kind != "evaluated"],  # those have a chart
-            lambda mark: per_hour * at_steps(hours, [mark.step])[0] if per_hour else mark.step,
-        )
+        marks = [mark for mark in self.timelines[0].marks if mark.kind != "evaluated"]  # those have a chart
+
+        def place(mark: Mark) -> float:
+            if not shown.per_hour:
+                return mark.step
+            return shown.per_hour * at_steps(hours, [mark.step])[0]
+
+        return ticks(marks, place)
 
     async def _draw(self) -> None:
         self.drawn = self.seen
         drawn = await in_order(self._options)
-        for title in [title for title in self.charts if title not in drawn]:
+        for title in self.charts.keys() - drawn.keys():
             self.charts.pop(title).delete()
         with self.grid:
             for title, options in drawn.items():
@@ -155,12 +162,22 @@ class _Overview:
 
 
 def _options(
-    groups: Sequence[RunGroup], shown: CurveControls, everything: bool, happened: Sequence[charts.Tick]
+    groups: Sequence[RunGroup],
+    shown: CurveControls,
+    everything: bool,
+    happened: Sequence[charts.Tick],
 ) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]
-    unit = {0.0: "step", 1.0: "hours of training", 60.0: "minutes of training"}[shown.per_hour]
-    lasts = [shown.per_hour * sum(log.hours().values[-1:]) if shown.per_hour else log.last_step for log in logs]
+    unit = {
+        0.0: "step",
+        1.0: "hours of training",
+        60.0: "minutes of training",
+    }[shown.per_hour]
+    if shown.per_hour:
+        lasts = [shown.per_hour * sum(log.hours().values[-1:]) for log in logs]
+    else:
+        lasts = [float(log.last_step) for log in logs]
     found = {}
     for panel in panels(groups, everything):
         found[panel.title] = charts.line_options(
@@ -176,55 +193,75 @@ def _options(
 
 
 def _meanings(names: Collection[str]) -> str:
-    """What the metrics of these names are, as HTML; families as one."""
-    found = dict.fromkeys(one for group in GROUPS.values() for one in group if any(map(one.pattern.fullmatch, names)))
-    rows = [{"metric": one.name, "what it is": one.meaning, "unit": one.unit, "healthy": one.healthy} for one in found]
-    text = _table([{name: value.replace("`", "") for name, value in row.items()} for row in rows])
+    """Returns what the metrics of these names are, as HTML; families as one."""
+    rows = []
+    for metric in dict.fromkeys(chain.from_iterable(GROUPS.values())):
+        if any(map(metric.pattern.fullmatch, names)):
+            row = {
+                "metric": metric.name,
+                "what it is": metric.meaning,
+                "unit": metric.unit,
+                "healthy": metric.healthy,
+            }
+            rows.append({name: text.replace("`", "") for name, text in row.items()})
+    text = _table(rows)
     return f"<details><summary>what the curves mean</summary>{text}</details>"
 
 
 def _different(runs: Sequence[RunFolder]) -> str:
     """The flags that not all of the runs have alike, a row each, as HTML."""
-    names = sorted({name for run in runs for name in run.args} - {"output_dir"})
-    names = [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
-    rows = [{"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs} for name in names]
-    number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}" if rows else "no flag differs"
+    rows = []
+    for name in sorted({name for run in runs for name in run.args} - {"output_dir"}):
+        values = {repr(run.args.get(name)) for run in runs}
+        if len(values) > 1:
+            rows.append({"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs})
+    number = "no flag differs"
+    if rows:
+        number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}"
     return f"<details><summary>{number}</summary>{_table(rows)}</details>"
 
 
 def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
-    """As HTML; with `colours`, their numbers, each row begins with that of its curves."""
+    """Returns the rows as HTML; with `colours`, their numbers, each row begins with that of its curves."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
+    heads = "".join(f"<th>{markup(name)}</th>" for name in names)
+    lines = [f"<tr>{heads}</tr>"]
     for number, row in enumerate(rows):
-        colour = charts.series_colour(colours[number]) if colours else ""
-        mark = f'<span class="view-mark" style="background: {colour}"></span>' if colour else ""
-        lines.append(mark.join(["<td>", "".join(f"{markup(row.get(name, ''))}</td><td>" for name in names)])[:-4])
-    return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+        mark = ""
+        if colours:
+            mark = f'<span class="view-mark" style="background: {charts.series_colour(colours[number])}"></span>'
+        cells = "</td><td>".join(markup(row.get(name, "")) for name in names)
+        lines.append(f"<tr><td>{mark}{cells}</td></tr>")
+    return f'<table class="view-table">{"".join(lines)}</table>'
 
 
 def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
     """A row of `diagnosis.jsonl`, whatever it holds."""
     steps = row.get("steps")
-    found = {"run": run.name, "finding": row.get("name", "")}
-    found |= {"steps": " to ".join(map(str, steps)) if isinstance(steps, list) else ""}
-    found |= {"evidence": row.get("evidence", ""), "try": row.get("advice", "")}
+    found = {
+        "run": run.name,
+        "finding": row.get("name", ""),
+        "steps": " to ".join(map(str, steps)) if isinstance(steps, list) else "",
+        "evidence": row.get("evidence", ""),
+        "try": row.get("advice", ""),
+    }
     return {name: str(value) for name, value in found.items()}
 
 
 def _facts(run: RunFolder, shown: bool) -> str:
-    """What a run is, and below it its command; as HTML."""
+    """Returns what a run is, and below it its command, as HTML."""
     found = facts(run) | {"folder": str(run.path)}
     plan = run.plan
     if plan:
-        a_round = ("prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
-        parts = [
-            f"{plan[name]:,} {name[:-10].replace('_', ' ')}" for name in a_round if isinstance(plan.get(name), int)
-        ]
+        parts = []
+        for what in ("prompts", "completions", "optimizer steps"):
+            count = plan.get(f"{what.replace(' ', '_')}_per_round")
+            if isinstance(count, int):
+                parts.append(f"{count:,} {what}")
         found["plan"] = f"{plan.get('total_steps')} steps" + (f"; a round: {', '.join(parts)}" if parts else "")
     rows = "".join(f"<dt>{markup(name)}</dt><dd>{markup(text)}</dd>" for name, text in found.items())
-    code = "".join(
-        f"<details><summary>command</summary><pre>{markup(one.text)}</pre></details>" for one in command(run)
-    )
+    code = ""
+    for block in command(run):
+        code += f"<details><summary>command</summary><pre>{markup(block.text)}</pre></details>"
     summary = f"<summary>run {markup(run.name)}</summary>"
     return f"<details{' open' if shown else ''}>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"

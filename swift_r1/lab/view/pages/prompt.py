@@ -68,7 +68,12 @@ async def _list(page: Page) -> None:
     await show()
 
 
-def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: str | None) -> str:
+def _prompts(
+    page: Page,
+    rows: Sequence[dict[str, Any]],
+    probes: set[str],
+    of: str | None,
+) -> str:
     lines = []
     for row in rows:
         href = markup(page.link("/prompt", prompt=row["prompt_id"], of=of))
@@ -149,20 +154,24 @@ def _number(row: Mapping[str, Any]) -> int:
 
 
 def mean_reward(rows: Iterable[dict[str, Any]]) -> float | None:
-    known = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
-    known = [value for value in known if math.isfinite(value)]
+    rewards = [row.get("reward") for row in rows]
+    known = [value for value in rewards if isinstance(value, int | float) and math.isfinite(value)]
     return sum(known) / len(known) if known else None
 
 
 def thinned(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many of the steps, evenly, with the first and the last."""
+    """Returns at most so many of the steps, evenly, with the first and the last."""
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
 def side_by_side(
-    groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number: int, page: Page, of: str, record: TokenRecord
+    groups: Sequence[tuple[int, Sequence[dict[str, Any]]]],
+    number: int,
+    page: Page,
+    of: str,
+    record: TokenRecord,
 ) -> str:
     """A column for each step: completion `number` of its group, and its difference from the column before."""
     parts = []
@@ -171,10 +180,14 @@ def side_by_side(
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]
         said = markup(text) if before is None else word_diff(before, text)
-        href = markup(
-            page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id"))
+        address = page.link(
+            "/group",
+            step=step,
+            group=row.get("group"),
+            of=of or None,
+            request=row.get("request_id"),
         )
-        head = f'<a href="{href}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
+        head = f'<a href="{markup(address)}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
         if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
             head += f', <a href="{markup(tokens_link(page, row, of or None))}">tokens</a>'
         got = markup(f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}")

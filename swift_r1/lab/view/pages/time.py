@@ -9,10 +9,10 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from swift_r1.lab.runs.lanes import SpanBlock
+from swift_r1.lab.runs.span_lanes import SpanBlock
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.lab.view import charts
-from swift_r1.lab.view.marks import ticks
+from swift_r1.lab.view.event_ticks import ticks
 from swift_r1.lab.view.markup import markup
 from swift_r1.lab.view.shell import Page, in_order, opened, view_page
 
@@ -132,7 +132,7 @@ class _TimePage:
 
 
 def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock], str, str]:
-    """What to draw, and the tables."""
+    """Reads what to draw, and the tables."""
     lanes = timeline.lanes
     totals = {lane: timeline.totals(lane, start, end) for lane in lanes}
     by_step = timeline.seconds(lanes[0], start, end, _STEPS) if lanes else {}
@@ -143,7 +143,12 @@ def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock]
     return timeline.blocks(start, end), of_lanes, _table("step", steps, taken, title)
 
 
-def _table(what: str, rows: Mapping[str, Mapping[str, float]], whole: Mapping[str, float], title: str) -> str:
+def _table(
+    what: str,
+    rows: Mapping[str, Mapping[str, float]],
+    whole: Mapping[str, float],
+    title: str,
+) -> str:
     """Shares as HTML: a row per key, a column per name, and the seconds that are the whole."""
     present = {name for seconds in rows.values() for name in seconds}
     names = [*(name for name in _COLOURS if name in present), *sorted(present - _COLOURS.keys())]
@@ -183,13 +188,26 @@ def gantt(timeline: Timeline, blocks: Sequence[SpanBlock]) -> dict[str, Any]:
     y = charts.axis()
     del y["axisLabel"][":formatter"]
     shown = [name for name, one in series.items() if one["data"]]
-    legend = {"data": shown, "type": "scroll", "top": 0, "left": 0, "itemWidth": 12, "itemHeight": 8}
+    legend = {
+        "data": shown,
+        "type": "scroll",
+        "top": 0,
+        "left": 0,
+        "itemWidth": 12,
+        "itemHeight": 8,
+    }
     return {
         "animation": False,
         "legend": legend | {"icon": "roundRect", "textStyle": {"color": "var(--muted)", "fontSize": 11}},
         "grid": {"left": 110, "right": 12, "top": 44, "bottom": 30},
         "tooltip": {**charts.TOOLTIP, "trigger": "item", ":formatter": _SAY},
-        "xAxis": {**x, "type": "value", "min": 0, "max": round(last - first, 6) or 1, "splitLine": {"show": False}},
+        "xAxis": {
+            **x,
+            "type": "value",
+            "min": 0,
+            "max": round(last - first, 6) or 1,
+            "splitLine": {"show": False},
+        },
         "yAxis": {**y, "type": "category", "data": list(lanes)[::-1]},
         "series": list(series.values()),
     }

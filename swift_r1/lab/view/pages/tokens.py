@@ -48,7 +48,14 @@ async def tokens(page: Page) -> None:
         of = "eval" if page.text("probe") else None
         step = one.step if one.round_step is None else one.round_step
         request = one.request_id if of else None
-        ui.link("its group", page.link("/group", step=step, group=one.group, request=request, of=of))
+        address = page.link(
+            "/group",
+            step=step,
+            group=one.group,
+            request=request,
+            of=of,
+        )
+        ui.link("its group", address)
         ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id, of=of))
     _Tokens(page, record, row, [other.step for other in rows])
     page.problems(record, record.problems)
@@ -67,7 +74,7 @@ def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
 
 
 def _place(page: Page, there: Sequence[RecordedCompletion]) -> int:
-    """Of the completion that the address names. Raises UsageError: it is not recorded."""
+    """Returns the place of the completion that the address names. Raises UsageError: it is not recorded."""
     if not page.text("request"):
         return 0
     wanted = page.text("request"), page.whole("number", 0), page.whole("sequence", 0)
@@ -84,7 +91,11 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
             other = there[to]
             if not page.text("probe"):
                 kept["step"] = str(other.round_step)
-            where = {"request": other.request_id, "number": other.number, "sequence": other.sequence or None}
+            where = {
+                "request": other.request_id,
+                "number": other.number,
+                "sequence": other.sequence or None,
+            }
             href = page.link("/tokens", **kept, **where)
             ui.link(text, href).props(f'data-key="{keys}" title="{text.strip("‹› ")} completion"')
     ui.label(f"{place + 1} of {len(there)} that are recorded").classes("said")
@@ -99,7 +110,13 @@ def _odd(row: RecordedCompletion, count: int) -> list[str]:
 class _Tokens:
     """One recorded completion with its colours, legend, and the alternatives of a token."""
 
-    def __init__(self, page: Page, record: TokenRecord, row: RecordedCompletion, steps: Sequence[int]) -> None:
+    def __init__(
+        self,
+        page: Page,
+        record: TokenRecord,
+        row: RecordedCompletion,
+        steps: Sequence[int],
+    ) -> None:
         self.page = page
         self.record = record
         self.ids = list(row.token_ids or [])
@@ -112,12 +129,15 @@ class _Tokens:
         self.colour = asked if asked in known else next(iter(known), None)
         if len(steps) > 1:
             self._steps(row.step, steps)
-        facts = {"prompt": row.prompt_id, "group": row.group, "completion": row.number, "optimizer step": row.step}
+        facts = {
+            "prompt": row.prompt_id,
+            "group": row.group,
+            "completion": row.number,
+            "optimizer step": row.step,
+        }
         facts |= {"sequence": row.sequence} if row.sequence else {}
-        rich(
-            " · ".join(f"{name} {markup(shown(value))}" for name, value in facts.items())
-            + f" · {len(self.ids):,} tokens"
-        )
+        texts = [f"{name} {markup(shown(value))}" for name, value in facts.items()]
+        rich(" · ".join([*texts, f"{len(self.ids):,} tokens"]))
         prompt = record.text(row.prompt_token_ids or [])
         rich(f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>')
         if known:

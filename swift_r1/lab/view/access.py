@@ -34,7 +34,14 @@ class Guard:
     here gives no access (DNS rebinding). A request that another site's page makes is refused by its Origin.
     """
 
-    def __init__(self, app: ASGIApp, port: int, api_key: str | None, *, loopback: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        port: int,
+        api_key: str | None,
+        *,
+        loopback: bool,
+    ) -> None:
         self._app = app
         self._key = api_key
         self._loopback = loopback
@@ -77,8 +84,11 @@ class Guard:
         """A browser that shows the key in the address goes on without it there."""
         if self._key is None or "key" not in request.query_params or request.scope["type"] != "http":
             return None
+        address = "/" + request.url.path.lstrip("/")
         others = [(name, value) for name, value in parse_qsl(request.url.query, True) if name != "key"]
-        answer = RedirectResponse("/" + request.url.path.lstrip("/") + (f"?{urlencode(others)}" if others else ""), 303)
+        if others:
+            address += f"?{urlencode(others)}"
+        answer = RedirectResponse(address, 303)
         if _same(request.query_params["key"], self._key):
             answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
         return answer

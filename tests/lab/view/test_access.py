@@ -11,7 +11,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from swift_r1.lab.view.guard import Guard
+from swift_r1.lab.view.access import Guard
 
 
 def client(api_key: str | None, host: str = "127.0.0.1:7860", loopback: bool = True) -> TestClient:

@@ -1,8 +1,9 @@
-"""Where a run stands, in words: how far it is, how long the rest takes, what it has reached."""
+"""The progress of a run, in words: how far it is, how long the rest takes, what it has reached."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog
@@ -10,8 +11,9 @@ from swift_r1.record.metric_log import MetricLog
 _LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
 
-def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
-    """By name: `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each benchmark."""
+def progress_of(run: RunFolder, log: MetricLog) -> dict[str, str]:
+    """Returns by name `run`, `status`, `progress`, `time`, the last `reward` and the last estimate of each
+    benchmark."""
     total = run.plan.get("total_steps")
     done = log.last_step
     found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
@@ -28,14 +30,16 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
     for benchmark, names in log.benchmarks().items():
         name = "accuracy" if "accuracy" in names else names[0]
         for last in log.evaluations(benchmark, name)[-1:]:
-            interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
-            found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
+            text = f"{last.value:.3g}"
+            if last.low is not None and last.high is not None:
+                text += f" [{last.low:.3g}, {last.high:.3g}]"
+            found[f"{benchmark}: {name}"] = text
     return found
 
 
 def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
-    """Of training, at the pace of the last steps; None before there is one, or where the number of steps is not
-    known."""
+    """Estimates the rest of training at the pace of the last steps; None before there is one, or where the number of
+    steps is not known."""
     total = run.plan.get("total_steps")
     seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
     if not isinstance(total, int) or not seconds:
@@ -46,8 +50,10 @@ def seconds_left(run: RunFolder, log: MetricLog) -> float | None:
 def duration(seconds: float) -> str:
     """Two units of it: 2 h 5 min."""
     whole = round(seconds)
-    for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    for (size, name), (smaller, rest_name) in pairwise(units):
         if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {name}" + (f" {rest} {less}" if rest else "")
+            text = f"{whole // size} {name}"
+            rest = whole % size // smaller
+            return f"{text} {rest} {rest_name}" if rest else text
     return f"{whole} s"

@@ -21,6 +21,7 @@ from swift_r1.flags.adapters import adapters_base
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.server import LOOPBACK
+from swift_r1.record.folder import checkpoints_of
 from swift_r1.wire.server_file import servers_of
 
 T = TypeVar("T")
@@ -96,7 +97,12 @@ class ServerSource:
         return await self._choices(path, body, lambda choices: [self._answer(choice) for choice in choices])
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
-        body = {"prompt": list(token_ids), "max_tokens": 1, "logprobs": ALTERNATIVES, "temperature": temperature}
+        body = {
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "logprobs": ALTERNATIVES,
+            "temperature": temperature,
+        }
         top = await self._choices(
             "/v1/completions", body, lambda choices: dict(choices[0]["logprobs"]["top_logprobs"][0])
         )
@@ -159,7 +165,11 @@ class CheckpointSource:
         return [ModelAnswer(tuple(one["pieces"]), tuple(one["logps"]), one["finish_reason"]) for one in answers]
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
-        asked = {"token_ids": list(token_ids), "temperature": temperature, "count": ALTERNATIVES}
+        asked = {
+            "token_ids": list(token_ids),
+            "temperature": temperature,
+            "count": ALTERNATIVES,
+        }
         return [(text, value) for text, value in await self._answer({"alternatives": asked})]
 
     def close(self) -> None:
@@ -228,12 +238,13 @@ class CheckpointSource:
 
 
 def newest_checkpoint(run: Path, step: int | None = None) -> Path | None:
-    """The run's last checkpoint, or the one nearest to `step`; a checkpoint that exists is whole."""
-    found = [path for path in run.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    """Returns the run's last checkpoint, or the one nearest to `step`."""
+    found = checkpoints_of(run)
     if not found:
         return None
-    steps = {int(path.name.removeprefix("checkpoint-")): path for path in found}
-    return steps[max(steps) if step is None else min(steps, key=lambda one: (abs(one - step), one))]
+    if step is None:
+        return found[max(found)]
+    return found[min(found, key=lambda saved: (abs(saved - step), saved))]
 
 
 def weight_bytes(folder: Path) -> int:

@@ -80,14 +80,14 @@ class LaneRows:
         self._kinds.append(self.names.index(name))
 
     def _sort(self) -> None:
-        """What a clock that was set back has mixed up."""
-        if not self._sorted:
-            order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-            self.starts = array("d", [self.starts[index] for index in order])
-            self.ends = array("d", [self.ends[index] for index in order])
-            self.steps = array("q", [self.steps[index] for index in order])
-            self._kinds = array("i", [self._kinds[index] for index in order])
-            self._sorted = True
+        """Orders what a clock that was set back has mixed up."""
+        if self._sorted:
+            return
+        order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+        columns: tuple[array[Any], ...] = (self.starts, self.ends, self.steps, self._kinds)
+        for column in columns:
+            column[:] = array(column.typecode, [column[index] for index in order])
+        self._sorted = True
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -101,7 +101,7 @@ class LaneRows:
         return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
 
     def seconds(self, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
-        """Of the last `steps` steps that are in the window, by step and name."""
+        """Returns the seconds of the last `steps` steps that are in the window, by step and name."""
         found: dict[int, dict[str, float]] = {}
         for index in reversed(self.between(start, end)):
             if self.steps[index] not in found and len(found) == steps:
@@ -124,7 +124,7 @@ class LaneRows:
         return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
 
     def blocks(self, start: float, end: float, cell: float) -> Iterator[SpanBlock]:
-        """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
+        """Yields what is in the window; neighbours that are shorter than `cell` seconds and begin in the same cell are
         one."""
         known = self.between(start, end)
         starts, ends, kinds = self._in(known)
@@ -137,7 +137,14 @@ class LaneRows:
         most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
         for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
             step = self.steps[known.start + i]
-            yield SpanBlock(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
+            yield SpanBlock(
+                self.name,
+                float(starts[i]),
+                float(ends[j]),
+                self.names[kind],
+                step,
+                j - i + 1,
+            )
 
 
 def is_time(value: Any) -> TypeGuard[float]:

@@ -1,4 +1,4 @@
-"""What happened to a run, as marks on the x axis of a chart."""
+"""The events of a run, as marks on the x axis of a chart."""
 
 from __future__ import annotations
 

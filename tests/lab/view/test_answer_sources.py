@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed
-from swift_r1.lab.view import asking
-from swift_r1.lab.view.asking import CheckpointSource, PageQuestion, ServerSource
+from swift_r1.lab.view import answer_sources
+from swift_r1.lab.view.answer_sources import CheckpointSource, PageQuestion, ServerSource
 
 
 def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "IDLE_S", 3.0)
+    monkeypatch.setattr(answer_sources, "IDLE_S", 3.0)
     prefix = [5, 9, 30, 41]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with torch.no_grad():

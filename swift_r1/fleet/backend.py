@@ -1,4 +1,4 @@
-"""What an engine is to the driver: which nodes there are, and a pipe to an agent on one of them."""
+"""The driver's view of a backend: which nodes there are, and a pipe to an agent on one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Node:
 
 
 def agent_words(silence_s: float) -> list[str]:
-    """What follows the interpreter's name in the command of an agent that hears its driver at least so often."""
+    """Returns what follows the interpreter's name in the command of an agent that hears its driver at least so
+    often."""
     return ["-m", AGENT_MODULE, f"{silence_s:g}"]
 
 
@@ -56,14 +57,14 @@ class AgentPipe(Protocol):
         """Ends the agent's input, and a while later what carries it. May be called twice, and from any thread."""
 
     def last_words(self) -> str:
-        """What the way to the agent said last, such as ssh's own error; after `receive` gave `b""`."""
+        """Returns what the way to the agent said last, such as ssh's own error; after `receive` gave `b""`."""
 
 
 class ClusterBackend(Protocol):
     """Nodes, and the way to them."""
 
     def nodes(self) -> Sequence[Node]:
-        """Those that there are now; asked again and again, since nodes may come and go.
+        """Returns the nodes that there are now; called again and again, since nodes may come and go.
 
         Raises:
             UsageError: they cannot be found out, at the start.
