@@ -46,7 +46,7 @@ class OpenCalls:
             self.put(request)
 
     def __len__(self) -> int:
-        """Those without an answer."""
+        """Counts the requests without an answer."""
         return len(self._open)
 
     @property

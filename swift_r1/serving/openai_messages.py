@@ -132,7 +132,7 @@ class RequestTool(OpenAIModel):
     function: FunctionTool
 
     def for_template(self) -> dict[str, Any]:
-        """As it was sent, without what only servers read."""
+        """Returns the tool as it was sent, without what only servers read."""
         return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) | {"type": self.type}
 
 

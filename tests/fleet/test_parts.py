@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from swift_r1.fleet.backend import Node, ProcessPipe
-from swift_r1.fleet.backends.local import LocalBackend
+from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.client import AgentClient
 from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
@@ -57,7 +57,7 @@ def test_a_shell_that_prints_at_login(said):
 
 @pytest.mark.parametrize(("policy", "code"), [("restart", None), ("stop", 5)])
 def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy, code):
-    fleet = Fleet(LocalBackend([], 60), SimpleQueue(), 60)
+    fleet = Fleet(LocalClusterBackend([], 60), SimpleQueue(), 60)
     said = []
     run = read_run_file(write_run({"train": {}}))
     training = Training(

@@ -10,7 +10,7 @@ from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.run_file import RunFile, read_options
 
 
-class LocalBackend:
+class LocalClusterBackend:
     """Its agents are processes of this machine."""
 
     def __init__(self, nodes: Sequence[Node], silence_s: float) -> None:
@@ -27,7 +27,7 @@ class LocalBackend:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def open_backend(run: RunFile, silence_s: float) -> LocalBackend:
+def open_backend(run: RunFile, silence_s: float) -> LocalClusterBackend:
     options = read_options(
         run,
         "local",
@@ -41,7 +41,7 @@ def open_backend(run: RunFile, silence_s: float) -> LocalBackend:
     names = [f"local-{number}" for number in range(options["nodes"])] if "nodes" in options else ["local"]
     python = options.get("python")
     folder = str(Path.cwd())
-    return LocalBackend(
+    return LocalClusterBackend(
         [
             Node(
                 name,

@@ -19,7 +19,7 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.fleet.backend import AgentPipe, Node, agent_words
-from swift_r1.fleet.backends.local import LocalBackend
+from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
 from swift_r1.runtime.processes import last_line, say
 
@@ -207,7 +207,7 @@ def open_backend(run: RunFile, silence_s: float) -> RayBackend:
     return RayBackend(group, bundles, options.get("python", sys.executable), silence_s)
 
 
-def planned(run: RunFile, silence_s: float) -> LocalBackend:
+def planned(run: RunFile, silence_s: float) -> LocalClusterBackend:
     """The bundles, on whichever nodes Ray will place them."""
     python = _options(run).get("python", sys.executable)
     folder = str(Path.cwd())
@@ -215,7 +215,7 @@ def planned(run: RunFile, silence_s: float) -> LocalBackend:
         Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
         for number, one in enumerate(bundles_of(run))
     ]
-    return LocalBackend(nodes, silence_s)
+    return LocalClusterBackend(nodes, silence_s)
 
 
 def _options(run: RunFile) -> dict[str, Any]:
