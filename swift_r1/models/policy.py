@@ -112,8 +112,8 @@ class Policy(nn.Module):
         self.logprob_head = LogprobHead(output_head(model), model.config)
 
     def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
-        """Returns the log-probs of `K` tokens; takes the fields of `ModelInputs`, since ZeRO-3 looks for tensors among the
-        arguments."""
+        """Returns the log-probs of `K` tokens; takes the fields of `ModelInputs`, since ZeRO-3 looks for tensors among
+        the arguments."""
         inputs = ModelInputs(*fields)
         head = partial(self.logprob_head, temperature=temperature, top=inputs.top)
         return TokenLogprobs(*_of_tokens(self.model, inputs, head))
@@ -128,8 +128,8 @@ class Critic(nn.Module):
         self.value_head = ValueHead(model.score)
 
     def forward(self, *fields: Any) -> Tensor:
-        """Returns float32 `[K]`: at the position that predicts a token the value of the state before it. Takes the fields
-        of `ModelInputs`."""
+        """Returns float32 `[K]`: at the position that predicts a token the value of the state before it. Takes the
+        fields of `ModelInputs`."""
         found = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
         values: Tensor = found[0]
         return values

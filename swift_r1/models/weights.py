@@ -40,7 +40,8 @@ class Weight:
 
     @property
     def _magnitude(self) -> Any:
-        """Returns peft's module with the length of each output's weights, of a DoRA adapter (arXiv 2402.09353); else None."""
+        """Returns peft's module with the length of each output's weights, of a DoRA adapter (arXiv 2402.09353); else
+        None."""
         return None if self.layer is None else dict(self.layer.lora_magnitude_vector).get(ADAPTER)
 
     @property
