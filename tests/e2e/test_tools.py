@@ -15,7 +15,7 @@ from tests import forks
 from tests.conftest import REPO, ServerProcess, free_port, wait_until_serving
 from tests.tool_templates import HERMES
 
-PLUGIN = REPO / "tests" / "tool_use" / "tools_plugin.py"
+PLUGIN = REPO / "tests" / "plugins" / "tools" / "tools_plugin.py"
 TOOLS = ["add", "echo", "fails"]
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from tests.conftest import REPO, living, until, wait_until_gone
 
-STUB = REPO / "tests" / "launch" / "stub.py"
+STUB = REPO / "tests" / "fleet" / "stub.py"
 RLHF = {
     "rlhf_type": "grpo",
     "external_plugins": str(REPO / "tests" / "e2e" / "digits_plugin.py"),

@@ -249,7 +249,7 @@ def test_the_page_and_the_advice_are_of_these_detectors(tmp_path: Path) -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines][1:]
     table = {name: (re.findall("`([^`]+)`", needs), int(rounds), under) for name, needs, _, rounds, under in rows}
     assert table == {one.name: (list(one.needs), one.rounds, ", ".join(one.under)) for one in DETECTORS}
-    code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "diagnosis").glob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "swift_r1" / "lab" / "diagnosis").glob("*.py"))
     assert set(re.findall(r"--([a-z_]+)", code + page)) <= set(spellings(RlhfArguments)) | {"json", "faults", "runs"}
 
 
