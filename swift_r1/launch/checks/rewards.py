@@ -142,7 +142,7 @@ def try_rewards(
     kinds = [kind for group in groups for kind in group]
     ids = [str(row["prompt_id"]) for row, group in zip(rows, groups, strict=True) for _ in group]
     reports = {
-        column.name: _report(column, column, None, list(groups[0]), ids[: len(groups[0])], 1000 * column.seconds)
+        column.name: _report(column, column, None, list(groups[0]), ids, 1000 * column.seconds)
         for column in tried
         if column.name not in working
     }
