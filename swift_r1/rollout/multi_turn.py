@@ -136,7 +136,7 @@ class Stage:
         self._ended = 0
         self._busy: set[OpenConversation] = set()  # neither waiting for a turn nor over
         self._idle = asyncio.Event()  # none is busy
-        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._waits))
+        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._rests))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True)
         self._thread.start()
@@ -160,10 +160,13 @@ class Stage:
 
     def answer(self, completions: Sequence[wire.Completion]) -> None:
         """Continues the conversations that waited, in the order of `asked`."""
-        waiting = [play.answer for play in self._tasks if play.answer is not None]
+        waiting = [(play, play.answer) for play in self._tasks if play.answer is not None]
 
         async def resume() -> None:
-            for answer, completion in zip(waiting, completions, strict=True):
+            # Before any goes on: a scheduler that hangs stops the loop for all of them.
+            self._busy = {play for play, _ in waiting}
+            self._idle.clear()
+            for (_, answer), completion in zip(waiting, completions, strict=True):
                 answer.set_result(completion)
 
         self._call(resume())
@@ -201,21 +204,11 @@ class Stage:
         for play, task in self._tasks.items():
             task.add_done_callback(partial(self._rests, play))
 
-    def _waits(self, play: OpenConversation) -> None:
-        """Notes that a conversation waits for a turn, until that is answered."""
-        assert play.answer is not None
-        play.answer.add_done_callback(partial(self._goes_on, play))
-        self._rests(play)
-
     def _rests(self, play: OpenConversation, _task: asyncio.Task[Conversation] | None = None) -> None:
+        """Notes that a conversation waits for a turn, or is over."""
         self._busy.discard(play)
         if not self._busy:
             self._idle.set()
-
-    def _goes_on(self, play: OpenConversation, _answer: asyncio.Future[wire.Completion]) -> None:
-        if not self._tasks[play].done():
-            self._busy.add(play)
-            self._idle.clear()
 
     async def _end(self) -> None:
         for task in self._tasks.values():

@@ -451,7 +451,7 @@ def test_a_reward_that_scores_nothing_is_called_for_one_row(plugin: Path) -> Non
     """Each call of one that hangs takes its whole time limit: its group and its completions, and no more rows."""
     words = ["--dataset", "sums", "--reward_funcs", "stuck", "right", "--reward_timeout", "0.2"]
     stuck, right = check(plugin.parent, *words, code=2)["rewards"]
-    assert stuck["problems"][0].startswith("every completion: no answer within") and not stuck["ok"]
+    assert stuck["problems"][0].startswith("every completion: row sums:0: no answer within") and not stuck["ok"]
     assert right["ok"] and right["values"]["right"] == [1.0, 1.0]
     assert 1 <= (plugin.parent / "stuck.txt").read_text().count("called") <= 6
 

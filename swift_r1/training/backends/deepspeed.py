@@ -180,7 +180,7 @@ class DeepSpeedBackend(Backend):
             deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
     def _own_numbers(self, parameter: Any) -> tuple[int, int]:
-        """Returns where this rank's part of a parameter begins in the flat and padded whole under ZeRO-3, and its size."""
+        """Returns where this rank's part of a parameter begins in the flat, padded whole under ZeRO-3, and its size."""
         size: int = parameter.ds_tensor.numel()
         return size * self.ranks.rank, size
 
