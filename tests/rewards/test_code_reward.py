@@ -180,17 +180,17 @@ def test_a_sandbox_in_which_no_program_runs_is_refused(allows_sandbox: None, mon
 
 
 def in_a_process_of_its_own(first: str, run: str, python: str = sys.executable, **others: Any) -> Any:
-    """A sandbox without what importing `swift_r1.rewards` takes: `first`, then prints how the program `run` ended."""
+    """A sandbox without what importing all of `swift_r1` takes: `first`, then prints how the program `run` ended."""
     package = REPOSITORY / "swift_r1"
     script = box._BOOT.rpartition("from")[0] + "from swift_r1.workers.sandbox.box import Run, Sandbox\n"
-    command = [python, "-c", f"{script}{first}\nprint(Sandbox().run(Run({run!r})))", "", package, package / "rewards"]
+    command = [python, "-c", f"{script}{first}\nprint(Sandbox().run(Run({run!r})))", "", package, package / "workers"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **others)
 
 
 def test_lower_limits_of_the_trainer_stay(allows_sandbox: None) -> None:
     lower = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))"
     ran = in_a_process_of_its_own(lower, "import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))")
-    assert ran.stdout == f"Ended(status=0, output=b'({1 << 20}, {1 << 20})\\n')\n", ran
+    assert ran.stdout == f"RunExit(status=0, output=b'({1 << 20}, {1 << 20})\\n')\n", ran
 
 
 def test_it_ends_with_its_process(allows_sandbox: None) -> None:
@@ -218,7 +218,7 @@ def test_any_user_gets_a_sandbox(allows_sandbox: None) -> None:
     ran = in_a_process_of_its_own("", run, python, **others)
     if "no sandbox for programs can be made here" in ran.stderr:
         pytest.skip(ran.stderr.splitlines()[-1])
-    assert ran.stdout.startswith('Ended(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1, ran
+    assert ran.stdout.startswith('RunExit(status=1, output=b"0 [') and ran.stdout.count("\\n") == 1, ran
 
 
 # Namespaces of users are counted: in one that may have none below it, the kernel refuses. Where none can be made, it
