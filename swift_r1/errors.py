@@ -22,9 +22,9 @@ EXIT_SERVER_UNREACHABLE = 3
 EXIT_PORT_TAKEN = 4
 EXIT_RUN_FAILED = 5
 EXIT_LOST_PEER = 75
-"""Of a rank alone, to its launcher: it ended since another rank is gone. The run's own code is the other rank's."""
+"""A rank tells its launcher alone that it ended since another rank is gone. The run's own code is the other rank's."""
 EXIT_RANK_KILLED = 76
-"""Of the trainer's launcher, to `swift launch` alone: a signal killed a rank. The run's own code would be 5."""
+"""The trainer's launcher tells `swift launch` alone that a signal killed a rank. The run's own code would be 5."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 EXIT_CODES = {
@@ -36,7 +36,7 @@ EXIT_CODES = {
     EXIT_INTERRUPTED: "interrupted by Ctrl-C, state saved",
     EXIT_TERMINATED: "ended by SIGTERM, state saved",
 }
-"""Of every command, with what each says."""
+"""The exit codes of every command, and what each says."""
 
 
 class SwiftError(Exception):

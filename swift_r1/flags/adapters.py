@@ -15,7 +15,7 @@ from swift_r1.flags.training import DTYPES, ModelArguments
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva", None)
-"""Of `init_lora_weights`: those that leave the model under the adapters as it is."""
+"""Values of `init_lora_weights` that leave the model under the adapters as it is."""
 _NOT_OURS = (
     *("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "lora_bias"),
     *("trainable_token_indices", "use_qalora", "layer_replication", "target_parameters", "alora_invocation_tokens"),

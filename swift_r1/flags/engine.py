@@ -15,7 +15,7 @@ _STARTS = Scope(
 _ADAPTERS = Scope(lambda args: args.takes_adapters, "without --train_type lora: all weights go there", unless_off=True)
 _LORA = Scope(lambda args: args.vllm_enable_lora, "without --vllm_enable_lora true")
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM has kernels for; adapters of lower rank are padded."""
+"""Ranks that vLLM has kernels for; adapters of lower rank are padded."""
 _OWN_ENGINES = "copies of the model are engines of their own"
 RESERVED = {
     "logprobs_mode": "the trainer needs log-probs of the distribution that was sampled from",

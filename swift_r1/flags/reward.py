@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 
 MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
-"""Those that `--verifier` is for."""
+"""Rewards that `--verifier` is for."""
 
 _POOL = Scope(lambda args: args.reward_isolation != "inline", "with --reward_isolation inline")
 

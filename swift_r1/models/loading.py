@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("swift_r1.training")
 
 SAFE: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True}
-"""Of `from_pretrained`: code of a model's folder is never run, nor asked about at a terminal, and no pickle is read."""
+"""For `from_pretrained`: no code of a model's folder is run or asked about at a terminal, and no pickle is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Quantization:
     double: bool = True
 
     def config(self, dtype: torch.dtype) -> Any:
-        """For `from_pretrained`, computing in `dtype`; raises UsageError where bitsandbytes is not installed."""
+        """Returns the config that computes in `dtype`. Raises UsageError where bitsandbytes is not installed."""
         from transformers import BitsAndBytesConfig
 
         if importlib.util.find_spec("bitsandbytes") is None:

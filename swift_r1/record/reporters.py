@@ -101,7 +101,7 @@ class WeightsAndBiases:
 
 
 class SwanLab:
-    """In the cloud where there is a key, else in the run folder; it never prompts."""
+    """Writes to the cloud where there is a key, else in the run folder; it never prompts."""
 
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         swanlab = importlib.import_module("swanlab")
@@ -132,7 +132,7 @@ class SwanLab:
 
 
 class Trackio:
-    """In the run folder, or with a login to Hugging Face in the Space that the flags name; it never prompts."""
+    """Writes to the run folder, or with a login to Hugging Face in the Space that the flags name; it never prompts."""
 
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         space = flags.trackio_space_id or os.environ.get("TRACKIO_SPACE_ID")
@@ -165,8 +165,8 @@ class Trackio:
 
 
 class MLflow:
-    """In the run folder, or where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME. A server that
-    fails during the run costs what was to be sent, and a warning."""
+    """Writes to the run folder, or where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME. A server
+    that fails during the run costs what was to be sent, and a warning."""
 
     def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import

@@ -75,7 +75,7 @@ class Conversation:
 
     @property
     def length(self) -> int:
-        """In tokens, prompts aside."""
+        """Counts the tokens, prompts aside."""
         return sum(len(one.completion.token_ids) for one in self.sequences)
 
 

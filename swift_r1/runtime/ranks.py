@@ -165,7 +165,7 @@ class Ranks:
         return self.rank // (self.sequence.size if self.sequence is not None else 1)
 
     def busy(self) -> AbstractContextManager[None]:
-        """For long work of this rank while the others wait: they see that it is alive. The work needs a deadline of its
+        """Shows the ranks that wait that this one is alive while it works for long. The work needs a deadline of its
         own, or `--step_timeout`."""
         return nullcontext() if self.presence is None else self.presence.busy()
 

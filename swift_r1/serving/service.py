@@ -345,7 +345,7 @@ class Lifecycle:
         await asyncio.sleep(_DEAD_GRACE_S)
 
     def _loading(self) -> Awaitable[tuple[InferenceEngine, Shapes]]:
-        """In a daemon thread that never ends: the kernel ends the engine's processes with the thread that started
+        """Loads in a daemon thread that never ends: the kernel ends the engine's processes with the thread that started
         them."""
         loaded: Future[tuple[InferenceEngine, Shapes]] = Future()
         loaded.set_running_or_notify_cancel()

@@ -313,7 +313,8 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> MemoryEstimate:
-    """For these flags on this machine. What this process holds counts as libraries, so it must be asked early."""
+    """Estimates the memory of these flags on this machine. What this process holds counts as libraries, so it must be
+    asked early."""
     stage, _ = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": args.deepspeed is not None}
     own = psutil.Process().memory_info().rss + sum(_LIBRARIES[name] for name, on in more.items() if on)

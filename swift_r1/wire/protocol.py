@@ -296,9 +296,10 @@ class ScoreRequest(Wire):
 
 
 class ScoreResponse(Wire):
-    """For each sequence of length `L`, the `L - 1` log-probs of tokens 1..L-1 given what precedes them; `copies` has
-    those of the server's further copies of the model, where it has several. `top_ids` and `top_logprobs` have, for each
-    of these tokens, the `top` likeliest in its place, likeliest first; what is left to 1 is the mass of all others."""
+    """Holds for each sequence of length `L` the `L - 1` log-probs of tokens 1..L-1 given what precedes them; `copies`
+    has those of the server's further copies of the model, where it has several. `top_ids` and `top_logprobs` have, for
+    each of these tokens, the `top` likeliest in its place, likeliest first; what is left to 1 is the mass of all
+    others."""
 
     logprobs: tuple[tuple[float, ...], ...]
     weight_version: int

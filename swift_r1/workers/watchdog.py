@@ -64,8 +64,8 @@ class WorkerWatchdog:
 
 
 class WorkerOutput:
-    """In a worker: once it is made, before any user's code, the watchdog ends this process and shows what it prints.
-    Raises OSError: the watchdog is gone, and could not end this process."""
+    """Ties a worker to the watchdog: once it is made, before any user's code, the watchdog ends this process and shows
+    what it prints. Raises OSError: the watchdog is gone, and could not end this process."""
 
     def __init__(self, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
@@ -166,7 +166,7 @@ def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | 
 
 
 def _say(text: str) -> None:
-    """In a thread, since writing blocks while standard error is not read."""
+    """Writes in a thread, since writing blocks while standard error is not read."""
     threading.Thread(target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True).start()
 
 

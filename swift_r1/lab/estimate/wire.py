@@ -8,7 +8,7 @@ from swift_r1.lab.estimate.work import Efficiency, Round
 from swift_r1.sync.writer import levels_of
 
 BYTES_PER_TOKEN = 28.0
-"""Of a completion as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas
+"""A completion's bytes as JSON: a token id of up to six digits, a log-prob of about nineteen, and the commas
 (`tests/lab/estimate/test_wire.py` encodes some)."""
 BYTES_PER_ID = 7.0
 BUCKET_BYTES = 64 * 2**20  # of a push, at most, before changes are taken out (training/backends/base.py)

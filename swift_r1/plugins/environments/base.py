@@ -71,7 +71,7 @@ def seed_rows(text: str, split: str, count: int | None) -> Iterator[Row]:
 
 
 def seed_of(row: Row) -> int:
-    """For a row of a user's that has no `seed`: all episodes of a group begin alike."""
+    """Returns a seed for a row of a user's that has none: all episodes of a group begin alike."""
     return random.Random(str(row.get("prompt_id"))).getrandbits(31)
 
 

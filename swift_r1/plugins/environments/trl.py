@@ -137,7 +137,7 @@ async def _rewards(
 
 
 def _opinion(value: Any) -> float | None:
-    """To TRL, NaN is no opinion too."""
+    """Returns None for NaN, which is no opinion to TRL either."""
     return None if value is None or math.isnan(value) else float(value)
 
 
@@ -226,14 +226,14 @@ class _Made(BaseException):
 
 
 class _Trainer:
-    """In the place of TRL's trainers."""
+    """Stands in for TRL's trainers."""
 
     def __init__(self, model: Any = None, reward_funcs: Any = None, args: Any = None, **given: Any) -> None:
         raise _Made({"reward_funcs": reward_funcs, "args": args, **given})
 
 
 class _Config(SimpleNamespace):
-    """In the place of all else that is TRL's, where that is not installed."""
+    """Stands in for all else that is TRL's, where that is not installed."""
 
     def __init__(self, *_: Any, **settings: Any) -> None:
         super().__init__(**settings)

@@ -105,7 +105,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Entry:
 
 
 def _widest_first(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """In a file each tensor is aligned then."""
+    """Orders tensors so that each is aligned in a file."""
     return sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
 
 
@@ -210,7 +210,8 @@ class ModelShards:
 
 
 def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype | None) -> list[_Unit]:
-    """In buckets; where transformers converts, what is converted together must be gathered together: a layer."""
+    """Groups weights into buckets; where transformers converts, what is converted together must be gathered together: a
+    layer."""
 
     def written(weight: Weight) -> torch.dtype:
         is_parameter = isinstance(weight.base, nn.Parameter)

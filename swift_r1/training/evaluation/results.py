@@ -84,12 +84,12 @@ class Result:
         return self.values[f"avg@{self.n}"]
 
     def to_json(self) -> dict[str, Any]:
-        """For `report.json`; single questions are left to `completions.jsonl`."""
+        """Returns what `report.json` holds; single questions are left to `completions.jsonl`."""
         content = {key: value for key, value in asdict(self).items() if key not in ("values", "estimates")}
         return content | {"metrics": {name: asdict(one) for name, one in self.estimates.items()}}
 
     def flat(self) -> dict[str, float]:
-        """For `logging.jsonl`: all estimates, and the intervals of those over all `n` completions."""
+        """Returns what `logging.jsonl` holds: all estimates, and the intervals of those over all `n` completions."""
         found = {name: one.value for name, one in self.estimates.items()}
         for name, one in self.estimates.items():
             if name.endswith(f"@{self.n}"):
