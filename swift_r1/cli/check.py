@@ -35,9 +35,8 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.launch.checks.run import run_checks, show
 
         # Warnings about invalid rewards and rows that are left out are in the report.
-        for name in ("swift_r1.rewards", "swift_r1.data.rows"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        report = run_checks(args)
+        with _only_errors("swift_r1.rewards", "swift_r1.data.rows"):
+            report = run_checks(args)
         if args.json:
             json.dump(report.to_json(), output, ensure_ascii=False, allow_nan=False)
             output.write("\n")
@@ -46,6 +45,19 @@ def run(words: Sequence[str]) -> int:
 
             show(report, Terminal(file=output))
     return EXIT_OK if report.ok else EXIT_USAGE
+
+
+@contextmanager
+def _only_errors(*names: str) -> Iterator[None]:
+    """Silences the loggers `names` below ERROR, and gives them their levels back."""
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @contextmanager
