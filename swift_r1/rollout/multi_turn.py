@@ -17,8 +17,8 @@ from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rollout.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
-from swift_r1.rollout.staleness import spans_of
+from swift_r1.rollout.base import Generator, OnDone, ignore_output
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of
 from swift_r1.rollout.transcript import TurnFault
 from swift_r1.rollout.turn_engine import Limits, OpenConversation, TurnEngine, playing
 from swift_r1.runtime.ranks import Ranks
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _CLOSE_S = 1.0
 
 Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the requests for their completions
-OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
+OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
 
 
 class ConversationDriver(Protocol):
@@ -52,7 +52,7 @@ class Players(Protocol):
     def answer(self, completions: Sequence[wire.Completion]) -> None:
         """Continues the conversations that waited, in the order of `asked`."""
 
-    def take_ended(self) -> list[list[Conversation]]:
+    def take_ended(self) -> list[list[Trajectory]]:
         """The groups of conversations that have ended since the last call."""
         ...
 
@@ -69,16 +69,16 @@ class OneTurn:
 
         def answered(output: wire.RolloutOutput) -> None:
             prompt = prompts[output.request_id]
-            on_group([self._conversation(output.request_id, prompt, one) for one in output.completions])
+            on_group([self._trajectory(output.request_id, prompt, one) for one in output.completions])
 
         self.rollouts.generate(None if asked is None else [request for _, request in asked], on_done, answered)
 
-    def _conversation(self, request_id: str, prompt: Prompt, completion: wire.Completion) -> Conversation:
+    def _trajectory(self, request_id: str, prompt: Prompt, completion: wire.Completion) -> Trajectory:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        whole = TokenSequence(prompt.token_ids, completion, (True,) * len(ids))
-        return Conversation(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
+        whole = TokenSequence.of_completion(prompt.token_ids, completion)
+        return Trajectory(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
 
 
 class MultiTurn:
@@ -131,7 +131,7 @@ class Stage:
         self._timeout = timeout
         self._worked = worked
         self._last_message_only = last_message_only
-        self._tasks: dict[OpenConversation, asyncio.Task[Conversation]] = {}
+        self._tasks: dict[OpenConversation, asyncio.Task[Trajectory]] = {}
         self._groups: list[list[OpenConversation]] = []  # not yet taken
         self._ended = 0
         self._busy: set[OpenConversation] = set()  # neither waiting for a turn nor over
@@ -171,7 +171,7 @@ class Stage:
 
         self._call(resume())
 
-    def take_ended(self) -> list[list[Conversation]]:
+    def take_ended(self) -> list[list[Trajectory]]:
         """The groups of conversations that have ended since the last call."""
         groups = self._groups
         self._groups = []
@@ -204,7 +204,7 @@ class Stage:
         for play, task in self._tasks.items():
             task.add_done_callback(partial(self._rests, play))
 
-    def _rests(self, play: OpenConversation, _task: asyncio.Task[Conversation] | None = None) -> None:
+    def _rests(self, play: OpenConversation, _task: asyncio.Task[Trajectory] | None = None) -> None:
         """Notes that a conversation waits for a turn, or is over."""
         self._busy.discard(play)
         if not self._busy:
@@ -219,7 +219,7 @@ class Stage:
         while self._busy:
             await self._idle.wait()
 
-    async def _play(self, play: OpenConversation) -> Conversation:
+    async def _play(self, play: OpenConversation) -> Trajectory:
         playing.set(play)
         sampling = play.request.sampling
         request = RolloutInferRequest(
@@ -234,7 +234,7 @@ class Stage:
             output = await _run_of(self._scheduler)(request, config)
         except SystemExit as error:  # it would end the thread that the run waits for
             raise TurnFault(f"it left with SystemExit({error.code})") from error
-        return _conversation(play, output, self._last_message_only)
+        return _trajectory(play, output, self._last_message_only)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         begun = time.monotonic()
@@ -274,7 +274,7 @@ def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
     return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
-def _conversation(play: OpenConversation, output: Any, last_message_only: bool) -> Conversation:
+def _trajectory(play: OpenConversation, output: Any, last_message_only: bool) -> Trajectory:
     """Raises TurnFault where the scheduler returned no rollout, or one with other tokens than the model's."""
     transcript = play.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
@@ -286,21 +286,17 @@ def _conversation(play: OpenConversation, output: Any, last_message_only: bool) 
     first = transcript.last_message if last_message_only else 0
     messages = output.messages or transcript.messages
     is_text = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    spans = spans_of(transcript.versions[:end])
-    versions = [version for _, version in spans]
-    completion = wire.Completion(
+    sequence = TokenSequence(
+        prompt_token_ids=play.prompt.token_ids,
         token_ids=tuple(transcript.token_ids[:end]),
         logprobs=tuple(transcript.logprobs[:end]),
-        finish_reason=play.finish_reason,
-        weight_version=min(versions),
-        newest_weight_version=max(versions) if len(spans) > 1 else None,
-        weight_versions=spans if len(spans) > 1 else None,
+        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
+        versions=spans_of(transcript.versions[:end]),
     )
-    mask = tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end]))
-    return Conversation(
+    return Trajectory(
         request_id=play.request.request_id.rpartition("/")[0],
         prompt=play.prompt,
-        sequences=(TokenSequence(play.prompt.token_ids, completion, mask),),
+        sequences=(sequence,),
         turns=transcript.turn_token_ids,
         messages=messages,
         text=messages[-1]["content"] if is_text else transcript.text,

@@ -19,7 +19,7 @@ from swift_r1.plugins.protocol import (
     RequestConfig,
     UsageInfo,
 )
-from swift_r1.rollout.staleness import versions_of_tokens
+from swift_r1.rollout.trajectory import versions_of_tokens
 from swift_r1.rollout.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import completion_seed

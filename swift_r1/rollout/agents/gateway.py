@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from swift_r1.errors import one_line
-from swift_r1.rollout.staleness import stretches
+from swift_r1.rollout.trajectory import stretches
 from swift_r1.serving.admission import check_tokens
 from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob

@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed
 from swift_r1.rollout.agents.gateway import AgentGateway
-from swift_r1.rollout.agents.outcome import EndedEpisode, conversation_of
+from swift_r1.rollout.agents.outcome import EndedEpisode, trajectory_of
 from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
-from swift_r1.rollout.base import Conversation, OnDone
+from swift_r1.rollout.base import OnDone
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.multi_turn import Asked, OnGroup, one_of
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.wire import sessions as wire
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 
@@ -132,7 +133,7 @@ class AgentRunner:
             self._free -= 1
             self._queue.popleft().begin()
 
-    async def play(self, episode: _Episode) -> Conversation:
+    async def play(self, episode: _Episode) -> Trajectory:
         """Plays an episode to its end, however it ends."""
         request = episode.request
         sampling = episode.request.sampling
@@ -171,9 +172,9 @@ class AgentRunner:
             group, episode.prompt, process_end, late, episode.seconds(), limits.seconds, limits.needs_reward
         )
         self.gateway.gateway.give_up(state, process_end.given_up)
-        conversation = conversation_of(play, state, model.prompts)
+        trajectory = trajectory_of(play, state, model.prompts)
         self.gateway.gateway.delete(name)
-        return conversation
+        return trajectory
 
     async def _ends_in_time(self, episode: _Episode, ended: asyncio.Future[EpisodeExit]) -> bool:
         while not ended.done():
@@ -205,10 +206,10 @@ class Episodes:
     def __init__(self, runner: AgentRunner) -> None:
         self._runner = runner
         self._loop = runner.gateway.loop
-        self._tasks: dict[_Episode, asyncio.Task[Conversation]] = {}
+        self._tasks: dict[_Episode, asyncio.Task[Trajectory]] = {}
         self._groups = 0  # not yet taken
         self._done = 0  # episodes
-        self._done_groups: deque[list[asyncio.Task[Conversation]]] = deque()
+        self._done_groups: deque[list[asyncio.Task[Trajectory]]] = deque()
         self._waiting: dict[str, _Call] = {}
         self._busy: set[_Episode] = set()
         self._asked: list[str] = []
@@ -246,7 +247,7 @@ class Episodes:
     def over(self) -> bool:
         return self._ended == len(self._tasks)
 
-    def take_ended(self) -> list[list[Conversation]]:
+    def take_ended(self) -> list[list[Trajectory]]:
         """Returns the groups whose episodes have all ended since the last call."""
         found = []
         while self._done_groups:
@@ -279,7 +280,7 @@ class Episodes:
         self._busy = set()
         self._groups = len(asked)
         for prompt, request in asked:
-            group: list[asyncio.Task[Conversation]] = []
+            group: list[asyncio.Task[Trajectory]] = []
             left = Counter(episodes=request.n)
             for index in range(request.n):
                 may_begin = self._loop.create_future()
@@ -293,9 +294,9 @@ class Episodes:
     def _over_with(
         self,
         episode: _Episode,
-        group: list[asyncio.Task[Conversation]],
+        group: list[asyncio.Task[Trajectory]],
         left: Counter[str],
-        _task: asyncio.Task[Conversation],
+        _task: asyncio.Task[Trajectory],
     ) -> None:
         """An episode of this group has ended; `left` counts the others."""
         episode.end()
@@ -305,7 +306,7 @@ class Episodes:
         self._done += 1  # at last: who sees that all are over takes all groups
         self._changed.set()
 
-    async def _play(self, episode: _Episode) -> Conversation:
+    async def _play(self, episode: _Episode) -> Trajectory:
         await episode.may_begin
         asks = self._runner.gateway.model.asks
         name = session_name(episode.request.request_id)
