@@ -227,7 +227,7 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..
     same_as_made([[one]], stage.rollouts.log)
     [sequence] = one.sequences
     read = "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert stage.tokenizer.decode(sequence.completion.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
+    assert stage.tokenizer.decode(sequence.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
 
 
 def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:
