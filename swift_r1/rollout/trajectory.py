@@ -36,7 +36,7 @@ class TokenSequence:
     token_ids: Sequence[int]  # `T`, a stop token included
     logprobs: Sequence[float]  # `T`, the engine's (natural log); 0 for tokens that the policy did not write
     loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
-    versions: Stretches  # at least one; where the engine cannot tell, the oldest weights wrote all
+    versions: Stretches = ((0, 0),)  # where the engine cannot tell, the oldest weights wrote all
     newest_untold: int | None = None  # the newest weight version, where the engine cannot tell which tokens it wrote
     turns: Sequence[int] = ()  # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
 
@@ -51,6 +51,12 @@ class TokenSequence:
             versions=stretches(completion),
             newest_untold=None if completion.weight_versions else completion.newest_weight_version,
         )
+
+    @classmethod
+    def of_answer(cls, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> TokenSequence:
+        """Makes the sequence of an answer that no engine wrote: all of it is trained."""
+        count = len(token_ids)
+        return cls(prompt_token_ids, token_ids, logprobs=(0.0,) * count, loss_mask=(True,) * count)
 
     @property
     def oldest_version(self) -> int:
@@ -96,6 +102,15 @@ class Trajectory:
     reward: float = nan  # their weighted sum; NaN where no advantage can be computed from it
     objective: float = nan  # what the advantage is computed from: the reward, except with `normalize_then_sum`
     outcome: float = nan  # the objective without what the rewards of turns add by themselves
+
+    @property
+    def rows(self) -> Sequence[TokenSequence]:
+        """Returns what it is in a batch: its sequences, or a row of which nothing is trained, where the model wrote
+        nothing."""
+        if self.sequences:
+            return self.sequences
+        ids = self.prompt.token_ids
+        return [TokenSequence(ids, ids[-1:], logprobs=(0.0,), loss_mask=(False,))]
 
     @property
     def turn_rewards(self) -> Sequence[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from swift_r1.algorithms import drop_truncated, groups_without_signal
 from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 from swift_r1.training.micro_batches import SHARED, Form, RowLengths, Unit, plan_micro_batches, tokens_computed
@@ -82,34 +84,45 @@ class RoundBatch:
 
 
 def round_batch(
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[float]],
+    rows: Sequence[TokenSequence],
     rewards: Sequence[float],
-    truncated: Sequence[bool],
-    loss_masks: Sequence[Sequence[bool]] | None = None,
+    truncated: Sequence[bool] | None = None,
     owners: Sequence[int] | None = None,
     turn_advantages: Sequence[Sequence[float]] = (),
 ) -> RoundBatch:
-    """Puts `R` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained; no
-    owners: each is a completion of its own."""
+    """Puts `R` rows, one after another, into flat tensors.
+
+    Args:
+        rewards: of the `N` completions.
+        truncated: of the `N` completions; None: none was.
+        owners: of the `R` rows; None: each is a completion of its own.
+        turn_advantages: of the tokens of the `R` rows; empty without any.
+    """
     numbers: dict[tuple[int, ...], int] = {}
-    flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
+    owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
+    cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
     return RoundBatch(
-        token_ids=torch.tensor(flat, dtype=torch.long),
-        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-        completion_lengths=torch.tensor([len(completion) for completion in completions]),
-        truncated=torch.tensor(truncated, dtype=torch.long),
-        rollout_logps=torch.tensor([value for row in logprobs for value in row], dtype=torch.float32),
+        token_ids=_flat([part for row in rows for part in (row.prompt_token_ids, row.token_ids)], torch.long),
+        prompt_lengths=torch.tensor([len(row.prompt_token_ids) for row in rows]),
+        completion_lengths=torch.tensor([len(row.token_ids) for row in rows]),
+        truncated=cut[owned],
+        rollout_logps=_flat([row.logprobs for row in rows], torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
-        loss_mask=torch.tensor(
-            [trained for mask in loss_masks or ([1] * len(row) for row in completions) for trained in mask],
-            dtype=torch.long,
-        ),
-        prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
-        owners=torch.arange(len(prompts)) if owners is None else torch.tensor(owners),
-        turn_advantages=torch.tensor([value for row in turn_advantages for value in row], dtype=torch.float32),
+        loss_mask=_flat([row.loss_mask for row in rows], torch.long),
+        prompt_numbers=torch.tensor([numbers.setdefault(tuple(row.prompt_token_ids), len(numbers)) for row in rows]),
+        owners=owned,
+        turn_advantages=_flat(turn_advantages, torch.float32),
     )
+
+
+def _flat(of_rows: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
+    """Returns the values of all rows one after another."""
+    return torch.tensor(list(chain.from_iterable(of_rows)), dtype=dtype)
+
+
+def everywhere(batch: RoundBatch | None, ranks: Ranks) -> RoundBatch:
+    """Returns the batch of rank 0 on every rank; the others pass None. Collective."""
+    return RoundBatch(*ranks.broadcast(None if batch is None else list(batch.tensors().values())))
 
 
 def places_of(starts: Tensor, lengths: Tensor) -> Tensor:

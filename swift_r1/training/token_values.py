@@ -41,7 +41,7 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
         for item, place in zip(trained[first : first + size], places, strict=True):
             if place <= max(share, min(places)):
                 found |= {row + number: own for number, own in enumerate(_who(item, step))}
-            row += max(1, len(item.sequences))  # an episode without any has a row of padding
+            row += len(item.rows)
     samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
     return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 
