@@ -15,7 +15,7 @@ FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result"
 deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
 returned is no result."""
 
-Stretches = Sequence[tuple[int, int]]
+Stretches = tuple[tuple[int, int], ...]
 """`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 
 
@@ -128,7 +128,7 @@ def stretches(completion: Completion) -> Stretches:
     return completion.weight_versions or ((0, completion.weight_version),)
 
 
-def spread(stretches: Stretches, length: int) -> list[int]:
+def spread(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
     """Returns the version of each of `length` tokens."""
     versions: list[int] = []
     for start, version in reversed(stretches):
@@ -136,7 +136,7 @@ def spread(stretches: Stretches, length: int) -> list[int]:
     return versions
 
 
-def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+def spans_of(versions: Sequence[int | None]) -> Stretches:
     """Returns the stretches of tokens with these versions; a token that no weights wrote belongs to the stretch before
     it."""
     spans: list[tuple[int, int]] = []
