@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.algorithms.method import Field, with_settings
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
-from swift_r1.flags.fields import Scope, flag, free
+from swift_r1.flags.fields import Scope, flag, resumable_flag
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 DEFAULT_SCALE_REWARDS = {name: estimator.default_scale for name, estimator in ESTIMATORS.items()}
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
@@ -21,7 +25,9 @@ def _not_ppo(why: str) -> Scope:
 @cache
 def _only(*losses: str) -> Scope:
     """Returns the scope of flags that these losses read."""
-    return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
+    return Scope(
+        lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", allow_default=True
+    )
 
 
 def _reads(name: str) -> Scope:
@@ -47,17 +53,19 @@ _CHORD = Scope(lambda args: bool(args.chord_sft_dataset), "without --chord_sft_d
 _REFERENCE = Scope(
     lambda args: args.wants_reference,
     "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
-    unless_off=True,
+    allow_default=True,
 )
 _REFERENCE_OR_PPO = Scope(
-    lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
+    lambda args: args.wants_reference or args.rlhf_type == "ppo",
+    "without a KL: give --beta above 0",
+    allow_default=True,
 )
 _OWN_REFERENCE = Scope(
     lambda args: args.train_type == "full" or args.ref_model is not None,
     "with --train_type {train_type}: the reference is the model without its adapters",
-    unless_off=True,
+    allow_default=True,
 )
-_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
+_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", allow_default=True)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
 _CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_importance_sampling_mode")
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
@@ -145,7 +153,7 @@ class AlgorithmArguments:
         _not_ppo("advantages are of tokens"),
         at_least=0,
     )
-    log_rollout_offpolicy_metrics: bool = free(
+    log_rollout_offpolicy_metrics: bool = resumable_flag(
         False, "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/"
     )
     log_entropy: bool = flag(
@@ -234,3 +242,41 @@ class PPOArguments:
     vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
     whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
     whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)
+
+
+def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what the loss, the estimator, PPO and CHORD need of other flags."""
+    loss = LOSSES[args.loss_type]
+    estimator = ESTIMATORS[args.advantage_estimator]
+    needs_groups = args.rlhf_type == "grpo" and estimator.baseline == "group"
+    if needs_groups and args.num_generations < 2 and not args.teaches_tokens:
+        yield (
+            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {estimator.name}, which "
+            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
+            "baseline is the batch"
+        )
+    warmup = args.critic_warmup_steps
+    if args.rlhf_type == "ppo" and 0 < args.max_steps <= warmup:
+        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+    chord = [item.name for item in fields(ChordArguments) if item.default is None] if args.chord_sft_dataset else []
+    missing = [f"--{name}" for name in chord if getattr(args, name) is None]
+    if missing:
+        yield f"--chord_sft_dataset needs {', '.join(missing)}"
+    if loss.ratio_of_tokens and args.importance_sampling_level != "token":
+        yield f"{loss.chosen_by} weighs tokens by their own ratios: use --importance_sampling_level token"
+    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
+        yield (
+            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
+            "advantages but clip positive ones, which is what --epsilon_high does"
+        )
+    if estimator.over_batch and "scale_rewards" in given and args.scale_rewards == "group":
+        yield (
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator.name}, which normalises over "
+            "the batch: use batch or none"
+        )
+    if args.dynamic_sample and estimator.baseline == "batch":
+        yield (
+            f"--dynamic_sample true makes no sense with --advantage_estimator {estimator.name}, whose baseline is "
+            "the batch: groups of equal rewards teach there too"
+        )

@@ -52,11 +52,11 @@ def _entries(word: str) -> list[tuple[str, list[str]]]:
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
 
-_TAUGHT = Scope(lambda args: args.teaches_by is not None, "without --teacher_model or --teacher_model_server", True)
+_TAUGHT = Scope(lambda args: args.distillation is not None, "without --teacher_model or --teacher_model_server", True)
 _LOCAL = Scope(
     lambda args: bool(args.teacher_model or args.teacher_adapters) and args.teacher_model != POLICY,
     "without a model of its own as teacher (--teacher_model)",
-    unless_off=True,
+    allow_default=True,
 )
 _SERVED = Scope(lambda args: bool(args.teacher_model_server), "without --teacher_model_server")
 
@@ -135,9 +135,10 @@ class DistillationArguments(AlgorithmArguments):
         return next((one for one in DISTILLATIONS.values() if one.chosen(self)), None)
 
     @property
-    def teaches_by(self) -> str | None:
-        """The name of `distillation`; None without a teacher."""
-        return None if self.distillation is None else self.distillation.name
+    def teaches_tokens(self) -> bool:
+        """Whether tokens learn from the teacher where all rewards are equal."""
+        method = self.distillation
+        return method is not None and not method.needs_rewards and method.rewards is None
 
     @property
     def teacher_or_policy(self) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from swift_r1.flags.algorithm import NO_GROUPS
-from swift_r1.flags.fields import Scope, check_url, flag, free
+from swift_r1.flags.fields import Scope, check_url, flag, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
@@ -34,9 +34,9 @@ _MATH = Scope(
     lambda args: bool({*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets),
     f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
-_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
+_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", allow_default=True)
 _MODELS = Scope(lambda args: bool(args.reward_model), "without --reward_model")
-_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", unless_off=True)
+_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", allow_default=True)
 _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 
@@ -53,17 +53,17 @@ class PluginArguments:
     external_plugins: list[str] = flag(
         [], "Python files that register rewards and datasets", aliases=("custom_register_path",)
     )
-    reward_timeout: float = free(
+    reward_timeout: float = resumable_flag(
         10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
     )
-    reward_num_workers: int = free(2, "processes that compute rewards", _POOL, at_least=1)
+    reward_num_workers: int = resumable_flag(2, "processes that compute rewards", _POOL, at_least=1)
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
         "no time-out, no memory limit)",
         choices=("process", "inline"),
     )
-    reward_memory_limit: float = free(
+    reward_memory_limit: float = resumable_flag(
         2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
     )
     reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
@@ -197,14 +197,15 @@ class BuiltinRewardArguments(VerifierArguments):
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_names and not args.asks_servers and args.command != "check":
-        if args.teaches_by in (None, "rlsd"):
+        method = args.distillation
+        if method is None or method.needs_rewards:
             yield NO_REWARD
         for name, used in (
             ("dynamic_sample", args.dynamic_sample),
             ("prompt_sampler", args.prompt_sampler != "uniform"),
             ("eval_strategy", args.evaluates),
         ):
-            if args.teaches_by is not None and used:
+            if method is not None and used:
                 yield f"--{name} goes by the rewards, and a teacher alone gives none: leave it out, or --reward_funcs"
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (

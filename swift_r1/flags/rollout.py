@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.engine import EngineFlags, engine_kwargs_faults
-from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, resumable_flag
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.world import World
 
@@ -29,7 +29,7 @@ _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
 )
-_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", allow_default=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
 _GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
@@ -67,14 +67,14 @@ class GenerationArguments(EngineFlags):
         choices=("server", "colocate"),
         ms_swift="colocate",
     )
-    vllm_max_model_len: int | None = free(
+    vllm_max_model_len: int | None = resumable_flag(
         None,
         "colocate: longest prompt plus completion in tokens (default: --max_length and the longest completion, else "
         "the model's)",
         _COLOCATED,
         at_least=2,
     )
-    vllm_gpu_memory_utilization: float | None = free(
+    vllm_gpu_memory_utilization: float | None = resumable_flag(
         None,
         "colocate, on a GPU: the engine's share (default: 0.3)",
         _COLOCATED,
@@ -83,7 +83,7 @@ class GenerationArguments(EngineFlags):
         gpu_only=True,
         ms_swift="0.9",
     )
-    sleep_level: int = free(
+    sleep_level: int = resumable_flag(
         0,
         "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
         "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
@@ -92,23 +92,23 @@ class GenerationArguments(EngineFlags):
         at_most=2,
         gpu_only=True,
     )
-    offload_model: bool = free(
+    offload_model: bool = resumable_flag(
         False,
         "on a GPU: trained models and reference are in host memory while the engine generates",
         _AN_ENGINE,
         gpu_only=True,
     )
-    offload_optimizer: bool = free(
+    offload_optimizer: bool = resumable_flag(
         False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
-    vllm_engine_kwargs: dict[str, Any] = free(
+    vllm_engine_kwargs: dict[str, Any] = resumable_flag(
         {}, "colocate: other arguments of vLLM's engine", _COLOCATED, check=check_no_key
     )
-    vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
-    vllm_server_port: list[int] = free(
+    vllm_server_host: list[str] = resumable_flag([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
+    vllm_server_port: list[int] = resumable_flag(
         [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
     )
-    vllm_server_base_url: list[str] = free(
+    vllm_server_base_url: list[str] = resumable_flag(
         [],
         "URL of each server",
         _VLLM,
@@ -116,7 +116,7 @@ class GenerationArguments(EngineFlags):
         check=check_url,
         instead_of=("vllm_server_host", "vllm_server_port"),
     )
-    vllm_server_file: str | None = free(
+    vllm_server_file: str | None = resumable_flag(
         None,
         "file with the URL of a server a line, read about once a second: servers join and leave the running training "
         "(docs/server.md)",
@@ -124,30 +124,30 @@ class GenerationArguments(EngineFlags):
         _OWN_ADDRESS,
         instead_of=("vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     )
-    vllm_server_timeout: float = free(
+    vllm_server_timeout: float = resumable_flag(
         240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
     )
-    weight_transport: str = free(
+    weight_transport: str = resumable_flag(
         "auto",
         "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
         "on both sides",
         _VLLM,
         choices=("auto", "shm", "http", "nccl"),
     )
-    weight_delta: str = free(
+    weight_delta: str = resumable_flag(
         "auto",
         "send only the weights that a step has changed, by http: auto to servers on other hosts, where that is smaller",
         _VLLM,
         choices=("auto", "true", "false"),
     )
-    weight_fanout: int | None = free(
+    weight_fanout: int | None = resumable_flag(
         None,
         "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 2 "
         "from 5 servers on other hosts on, else 0",
         _VLLM,
         at_least=0,
     )
-    weight_check_steps: int = free(
+    weight_check_steps: int = resumable_flag(
         10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
     )
     async_generate: bool = flag(
@@ -160,7 +160,7 @@ class GenerationArguments(EngineFlags):
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(
+    api_key: str | None = resumable_flag(
         None, "the server's key (better: in SWIFT_API_KEY)", _A_SERVER, _OWN_ADDRESS, secret=API_KEY_VARIABLE
     )
     num_generations: int = flag(
@@ -282,7 +282,7 @@ class MultiTurnArguments(TurnArguments):
     completion_length_limit_scope: str = flag(
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )
-    multi_turn_timeout: float = free(
+    multi_turn_timeout: float = resumable_flag(
         60.0, "seconds for schedulers and environments between two turns", _SCHEDULES, more_than=0
     )
     tools: list[str] = flag(
