@@ -72,7 +72,7 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
 
     Args:
         flag: for messages, with dashes.
-        defaults: of the fields that a value does not set; `reward` is that of data sets which are no benchmark, and an
+        defaults: of the fields that a value does not set; `reward` is that of data sets which are not benchmarks; an
             `instruction` of None is the benchmark's own.
 
     Raises:

@@ -65,7 +65,7 @@ class ModelUnderTest:
         "object (docs/evaluation.md)",
         objects=True,
     )
-    reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
+    reward_func: str | None = flag(None, "the reward function that judges data sets that are not benchmarks")
     output_dir: str | None = flag(
         None, "folder of the evaluation; the same command continues in it (default: by model)"
     )

@@ -119,7 +119,7 @@ class GenerationArguments(EngineFlags):
     )
     vllm_server_file: str | None = resumable_flag(
         None,
-        "file with the URL of a server a line, read about once a second: servers join and leave the running training "
+        "file with one server URL per line, read about once a second: servers join and leave the running training "
         "(docs/server.md)",
         _VLLM,
         _OWN_ADDRESS,

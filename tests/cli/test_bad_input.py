@@ -247,7 +247,7 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
         (["eval", "--model", "gone", "--benchmarks", "gsm8k"], "swift eval: --model gone: there is no such folder"),
         (
             ["eval", "--compare", "gone", "gone"],
-            "swift eval: gone is no folder of an evaluation: settings.json: No such",
+            "swift eval: gone is not the folder of an evaluation: settings.json: No such",
         ),
         (["rolout"], "swift rolout: unknown command 'rolout': did you mean `swift rollout`?"),
         (["trian"], "swift trian: unknown command 'trian': did you mean `swift rlhf`?"),

@@ -50,7 +50,7 @@ def ratios_off(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"the mean importance ratio is {fmean(ratios):.3g}, and {fmean(clipped):.0%} of the tokens are clipped",
-        "a lower --learning_rate, fewer --num_iterations, fewer optimizer steps a round, less --max_staleness",
+        "a lower --learning_rate, fewer --num_iterations, fewer optimizer steps per round, less --max_staleness",
     )
 
 
@@ -77,5 +77,5 @@ def weights_not_moving(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"{fmean(changed):.4%} of the 16-bit weights change in a step, at --learning_rate {max(rates, default=0):.2g}",
-        "a learning rate of 5e-7 or more (0.3 % of the weights a step)",
+        "a learning rate of 5e-7 or more (0.3 % of the weights per step)",
     )

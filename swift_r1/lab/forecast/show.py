@@ -83,7 +83,7 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
     cost = found.cost
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in cost.seconds.items())
     yield "seconds a step", "?" if cost.step is None else f"{cost.step:.3g}", parts
-    yield "tokens of completions a step", f"{cost.tokens:,.0f}", ""
+    yield "tokens of completions per step", f"{cost.tokens:,.0f}", ""
     if cost.hours is not None:
         yield "hours for the plan", f"{cost.hours:.2g}", "without start, evaluations, checkpoints"
 
