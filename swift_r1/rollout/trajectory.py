@@ -76,11 +76,13 @@ class TokenSequence:
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """All that is trained of one completion of a prompt, with what rewards and logs see of it: a single answer of the
-    policy, several turns that a scheduler led, or an agent's episode. `Scoring` adds the last fields.
+    policy, several turns that a scheduler led, or an agent's episode. `Scoring` adds group, number and
+    rewards, `Trainer.begin_round` advantage and entropy.
 
     Example: the second of two answers to `1 + 1 =`, which is right while the first is wrong:
         request_id "run/0/0", sequences [TokenSequence([5, 6], [7, 8], ...)], turns [[7, 8]], text "2",
-        finish_reason "stop", group 0, number 1, rewards {"accuracy": 1.0}, reward 1.0, objective 1.0, outcome 1.0
+        finish_reason "stop", group 0, number 1, rewards {"accuracy": 1.0}, reward 1.0, objective 1.0, outcome 1.0,
+        advantage 0.7
     Example: an agent that asks the model twice and then begins a new chat:
         sequences [P0 + (A0 + E0 + A1), P2 + A2], turns [A0, A1, A2], messages of the second chat, other_messages
         [those of the first], infos {"num_turns": 3, "reward": 1.0, ...}
@@ -102,6 +104,8 @@ class Trajectory:
     reward: float = nan  # their weighted sum; NaN where no advantage can be computed from it
     objective: float = nan  # what the advantage is computed from: the reward, except with `normalize_then_sum`
     outcome: float = nan  # the objective without what the rewards of turns add by themselves
+    advantage: float | None = None  # of tokens their mean; None where nothing is trained on it
+    entropy: float | None = None  # nats a token, before the round's first update; None where it is not logged
 
     @property
     def rows(self) -> Sequence[TokenSequence]:

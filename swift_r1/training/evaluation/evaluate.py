@@ -106,7 +106,7 @@ class Evaluator:
                 own = [item for item in scored.trained if named or item.prompt.dataset == name]
                 metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
-            rows += [more | completion_row(item, step, None) for item in scored.trained]
+            rows += [more | completion_row(item, step) for item in scored.trained]
             left = self.probe_prompts - len({item.prompt.prompt_id for item in probed})
             probed += scored.trained[: left * one.num_generations]
         written = [item for item in probed if item.sequences]
