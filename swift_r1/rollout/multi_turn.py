@@ -17,7 +17,7 @@ from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rollout.base import Generator, OnDone, ignore_output
+from swift_r1.rollout.base import Generator, GroupRequest, OnDone, ignore_output
 from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of
 from swift_r1.rollout.transcript import TurnFault
 from swift_r1.rollout.turn_engine import Limits, OpenConversation, TurnEngine, playing
@@ -27,7 +27,7 @@ from swift_r1.wire import protocol as wire
 T = TypeVar("T")
 _CLOSE_S = 1.0
 
-Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the requests for their completions
+Asked = Sequence[GroupRequest]
 OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
 
 
