@@ -128,7 +128,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             held_out += validation.collect(source, "eval", wanted)
         import numpy as np
 
-        trained = Rows(part for rows in training for part in rows.parts).column("key")
+        trained = sum(training, Rows()).column("key")
         shared = int(np.isin(np.unique(held_out.column("key")), trained).sum())
         if shared:
             _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
@@ -151,7 +151,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         counts = mixed_counts([len(rows) for rows in training], flags)
         training = [_resized(rows, counts[n], f"{seed}:mix:{n}") for n, rows in enumerate(training)]
         _logger.info("--interleave_prob: %s of %s rows", counts, [len(rows) for rows in training])
-    train = Rows(part for rows in training for part in rows.parts)
+    train = sum(training, Rows())
     if not train:
         raise UsageError("no training row is left; see the causes above")
     if not keep:

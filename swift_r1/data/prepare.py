@@ -222,11 +222,11 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     drops = Drops()
     rows = []
     raws = source.task_rows(task)
-    for raw, part, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
+    for name, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
         rows.append(
             {
                 "row": line + b"\n",
-                "name": f"{raw.index}.{part}" if part else str(raw.index),
+                "name": name,
                 "key": _hash(prompt_key(row)),
                 "id": 0 if row.get("id") is None else _hash(str(row["id"])),
                 "size": content_bytes(row),

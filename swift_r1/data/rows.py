@@ -67,9 +67,8 @@ def preprocessed(
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for raw, number, row, _line in results(source, raws, columns, drops, strict, tool_use):
-        suffix = f".{number}" if number else ""
-        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{raw.index}{suffix}"}
+    for name, row, _line in results(source, raws, columns, drops, strict, tool_use):
+        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{name}"}
 
 
 def results(
@@ -79,9 +78,10 @@ def results(
     drops: Drops,
     strict: bool = False,
     tool_use: ToolUse | None = None,
-) -> Iterator[tuple[RawRow, int, Row, bytes]]:
-    """Yields the raw row, which of its rows it is, the training row without `dataset` and `prompt_id`, and its JSON;
-    the arguments are those of `preprocessed`."""
+) -> Iterator[tuple[str, Row, bytes]]:
+    """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON; the arguments are those
+    of `preprocessed`. The name is the index of the raw row; where a preprocessor makes several rows of one, the second
+    is `<index>.1`."""
     use = tool_use or ToolUse()
     for raw in raws:
         drops.seen += 1
@@ -123,7 +123,7 @@ def results(
                     f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
                     f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
                 )
-            yield raw, number, row, line
+            yield f"{raw.index}.{number}" if number else str(raw.index), row, line
 
 
 def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:

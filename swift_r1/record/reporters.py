@@ -1,4 +1,9 @@
-"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow."""
+"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow.
+
+They do not stand on `accelerate.tracking`, whose trackers raise RuntimeError in a process without accelerate's
+`PartialState`, have tables for wandb alone, and of MLflow refuse names such as `avg@4` and raise where its server
+fails, which would end the run.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,11 @@ class TrackerFlags:
     swanlab_mode: str | None = None
     project: str | None = None
     trackio_space_id: str | None = None
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Returns the table of completions that trackers show, `[rows][_COLUMNS]`."""
+    return [[row[name] for name in _COLUMNS] for row in rows]
 
 
 class Reporter(Protocol):
@@ -92,8 +102,7 @@ class WeightsAndBiases:
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         if self._unique:
             rows = list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
-        table = self._wandb.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
-        self._run.log({"completions": table}, step=step)
+        self._run.log({"completions": self._wandb.Table(list(_COLUMNS), _cells(rows))}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -157,7 +166,7 @@ class Trackio:
         self._run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        table = self._trackio.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
+        table = self._trackio.Table(columns=list(_COLUMNS), data=_cells(rows))
         self._run.log({"completions": table}, step=step)
 
     def close(self) -> None:
