@@ -182,7 +182,7 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     found: list[Row] = []
     for source in sources:
         drops = Drops()
-        raws = source.rows("train", count if source.samples_itself else None, flags.seed)
+        raws = source.rows("train", count, flags.seed)
         good = preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use)
         rows = list(islice(good, count))
         require_rows(source, len(rows), drops)

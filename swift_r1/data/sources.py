@@ -157,7 +157,7 @@ class Source:
         """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
         UsageError where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
-            yield from self._loaded({"split": split, "count": count, "seed": seed})
+            yield from self._loaded({"split": split, "count": count if self.samples_itself else None, "seed": seed})
         elif self.place is not None:
             index = 0
             for subset, part in self._parts(split):

@@ -179,9 +179,12 @@ class RunRecorder(Recorder):
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)
-        found = [(name, value) for name, value in metrics.items() if name.endswith("/accuracy")]
-        names = [name.removeprefix("eval/").removesuffix("/accuracy") for name, _ in found]
-        self.event("evaluated", ", ".join(f"{name} {value:.3f}" for name, (_, value) in zip(names, found, strict=True)))
+        accuracies = [
+            f"{name.removeprefix('eval/').removesuffix('/accuracy')} {value:.3f}"
+            for name, value in metrics.items()
+            if name.endswith("/accuracy")
+        ]
+        self.event("evaluated", ", ".join(accuracies))
         self.console.evaluated(step, metrics)
         self._on_line()
         for reporter in self.reporters:

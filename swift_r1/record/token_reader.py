@@ -109,14 +109,6 @@ class TokenRecord:
                 found += _rows(table.take(places))
         return found
 
-    def probes(self) -> dict[str, dict[int, list[RecordedCompletion]]]:
-        """By prompt and step of the evaluation."""
-        found: dict[str, dict[int, list[RecordedCompletion]]] = {}
-        for step in self.probe_steps():
-            for row in self.probes_at(step):
-                found.setdefault(str(row.prompt_id), {}).setdefault(step, []).append(row)
-        return found
-
     @property
     def _vocabulary(self) -> tuple[dict[int, bytes], frozenset[int]]:
         """The bytes of each token id, and which ids are special tokens; kept once the file is there."""
@@ -124,10 +116,9 @@ class TokenRecord:
             return self._known
         columns = ("token_id", "bytes", "special")
         table = self._read(_VOCABULARY, columns)
-        rows = (
-            list(zip(*(table.column(name).to_pylist() for name in columns), strict=True)) if table is not None else []
-        )
-        found = {one: text for one, text, _ in rows}, frozenset(one for one, _, special in rows if special)
+        rows = [] if table is None else table.to_pylist()
+        known = {row["token_id"]: row["bytes"] for row in rows}
+        found = known, frozenset(row["token_id"] for row in rows if row["special"])
         if table is not None or _VOCABULARY in self._faults:
             self._known = found
         return found

@@ -102,19 +102,16 @@ def job_of(
     known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
     completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
     known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
-    model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
     share = server.get("vllm_gpu_memory_utilization", 0.9)
     return Job(
         args=args,
-        model=model,
+        model=model_of(args.model),
         round=round_of(args, known),
-        updated=args.completions_per_step,
         chip=with_cores(chip, usable_cores(run_file, TRAIN) / ranks_of_node(world_size, run_file)),
         server_chip=with_cores(chip, usable_cores(run_file, ROLLOUT)),
         use=use,
-        width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=args.gpus_per_node,
         critic=model_of(args.critic_model) if args.critic_model else None,
         share=float(share),
@@ -122,7 +119,6 @@ def job_of(
         cache_width=1.0 if str(cache or "").startswith("fp8") else None,
         cache_bytes=_cache_bytes(server or args.to_dict()),
         others=_others(run_file),
-        taking_turns=chip.is_cpu,
     )
 
 
@@ -201,21 +197,16 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
-    model = model_of(args.model)
-    round_ = round_of(args, _recorded_lengths(folder, args))
     job = Job(
         args=args,
-        model=model,
-        round=round_,
-        updated=args.completions_per_step,
+        model=model_of(args.model),
+        round=round_of(args, _recorded_lengths(folder, args)),
         chip=with_cores(chip, cores / world_size),
         server_chip=with_cores(chip, cores),
         use=use,
-        width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=max(8, world_size),
         critic=model_of(args.critic_model) if args.critic_model else None,
         most=args.vllm_max_num_seqs or chip.most_at_once,
-        taking_turns=chip.is_cpu,
     )
     servers = [line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")]
     layout = layout_of(replace(args, vllm_server_file=None), world_size)

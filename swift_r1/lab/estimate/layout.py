@@ -144,7 +144,7 @@ def _seconds(
     args = job.args
     round_ = job.round
     use = job.use
-    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.taking_turns
+    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.chip.is_cpu
     chip = job.engine if layout.mode == "server" else job.chip
     phases = {
         "generate": _generate(job, chip, layout.replicas, server, ahead and args.max_staleness > 1),

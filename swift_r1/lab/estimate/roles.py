@@ -16,6 +16,7 @@ from swift_r1.training.memory import (
     CONTEXT_BYTES,
     EMBEDDED_CACHE_BYTES,
     GIB,
+    WIDTHS,
     MemoryEstimate,
     estimate,
     trained_numbers,
@@ -44,23 +45,18 @@ class Job:
 
     Attributes:
         args: flags of the run, resolved.
-        updated: completions of an optimizer step.
-        width: bytes of a weight in training and generation.
         critic: of PPO.
         share: of a GPU's memory that a rollout server takes.
         most: completions at once in a server.
         cache_bytes: for keys and values, of each GPU of a rollout server; None: what is left of `share`.
-        chip, server_chip: a device of the trainer, and of a server (default: the same).
-        taking_turns: servers and trainer are on the same cores.
+        chip, server_chip: a device of the trainer, and of a server (default: the same); CPUs are shared by both.
     """
 
     args: RlhfArguments
     model: Model
     round: Round
-    updated: int
     chip: Chip
     use: Efficiency
-    width: float
     per_node: int
     critic: Model | None = None
     share: float = 0.9
@@ -69,7 +65,16 @@ class Job:
     cache_bytes: float | None = None
     server_chip: Chip | None = None
     others: tuple[ServerRole, ...] = ()
-    taking_turns: bool = False
+
+    @property
+    def updated(self) -> int:
+        """Returns the completions of an optimizer step."""
+        return self.args.completions_per_step
+
+    @property
+    def width(self) -> float:
+        """Returns the bytes of a weight in training and generation."""
+        return WIDTHS[self.args.torch_dtype or self.model.shape.dtype]
 
     @property
     def engine(self) -> Chip:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
-from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.markup import KEPT, markup
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
@@ -85,7 +85,7 @@ def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
 
 def facts(values: Mapping[str, Any]) -> str:
     """Names and values, one below the other."""
-    lines = (f"<dt>{markup(name)}</dt><dd>{_cut(shown(value), _VALUE)}</dd>" for name, value in values.items())
+    lines = (f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>" for name, value in values.items())
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
 
@@ -101,7 +101,7 @@ def card(
     ends = {name: row[name] for name in _ENDS if name in row}
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
-        f"{_cut(shown(one.get('cause')), _VALUE)}</p>"
+        f"{markup(shown(one.get('cause')), _VALUE)}</p>"
         for one in reasons
     )
     lead = "".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items())
@@ -123,7 +123,7 @@ def card(
 
 
 def completion(row: Row, whole: bool = False) -> str:
-    return f'<pre class="text">{_cut(shown(row.get("completion")), None if whole else _CARD)}</pre>'
+    return f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
 
 
 def is_long(row: Row) -> bool:
@@ -146,19 +146,13 @@ def turns(messages: Sequence[Any], whole: bool = False) -> str:
         message = message if isinstance(message, dict) else {"content": message}
         role = shown(message.get("role"))
         kind = role if role in ("system", "user", "assistant", "tool") else "user"
-        content = _cut(shown(message.get("content")), None if whole else _CARD)
+        content = markup(shown(message.get("content")), KEPT if whole else _CARD)
         more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
         parts.append(
             f'<div class="turn {kind}"><b>{markup(role)}</b><pre class="text">{content}</pre>'
             f"{facts(more) if more else ''}</div>"
         )
     return "".join(parts)
-
-
-def _cut(text: str, longest: int | None) -> str:
-    if longest is None or len(text) <= longest:
-        return markup(text)
-    return f"{markup(text[:longest])}<b class=unseen>… {len(text) - longest:,} more characters</b>"
 
 
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:
