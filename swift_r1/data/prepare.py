@@ -1,4 +1,7 @@
-"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request."""
+"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request.
+
+The processes are not those of `Dataset.map`, which live on when their parent is killed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The rows of `--streaming true`, read while the run trains. Their order is a function of the data, seed and position
-alone, so resuming is exact."""
+alone, so resuming is exact.
+
+`IterableDataset.shuffle` fills its whole buffer before the first row leaves, and the first round would wait for it.
+"""
 
 from __future__ import annotations
 
