@@ -57,7 +57,8 @@ class _Collector:
         self.prepared: dict[str, str] = {}
 
     def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
-        """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
+        """Returns `wanted` good rows of a source (all, if None), reported and never empty; fewer only without
+        `repeat`."""
         count = wanted if source.samples_itself else None
         store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
         self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
@@ -71,7 +72,8 @@ class _Collector:
         return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
 
     def _places(self, count: int, wanted: int) -> np.ndarray:
-        """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
+        """Returns `wanted` places among `count` rows: all of them as often as they go into it, and a choice for the
+        rest.
 
         A place plus `n * count` stands for its `n`th repetition.
         """
@@ -280,14 +282,14 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
 
 def _resized(rows: Rows, count: int, seed: str) -> Rows:
-    """`count` of these rows: all of them as often as they go into it, and a choice for the rest."""
+    """Returns `count` of these rows: all of them as often as they go into it, and a choice for the rest."""
     turns, rest = divmod(count, len(rows))
     pieces = [*(rows for _ in range(turns)), rows.chosen(_choice(len(rows), rest, seed))]
     return Rows(part.again(turn) for turn, piece in enumerate(pieces) for part in piece.parts)
 
 
 def _choice(among: int, count: int, seed: str) -> list[int]:
-    """`count` places, in rising order."""
+    """Returns `count` places, in rising order."""
     return sorted(random.Random(seed).sample(range(among), count))
 
 

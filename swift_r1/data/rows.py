@@ -218,7 +218,7 @@ def _as_json(row: Row) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON has no form for, as the nearest ones that it has."""
+    """Returns a value that JSON has no form for as the nearest one that it has."""
     if isinstance(value, datetime | date | time_of_day):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -250,7 +250,7 @@ def prompt_key(row: Mapping[str, Any]) -> str:
 
 
 def content_bytes(row: Mapping[str, Any]) -> int:
-    """Bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
+    """Returns the bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
     if row.get("tools") or any("tool_calls" in message for message in row["messages"]):
         return _UNBOUNDED
     return sum(len(message["content"].encode()) for message in row["messages"])

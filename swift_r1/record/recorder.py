@@ -64,7 +64,7 @@ class Recorder:
         """Waits until what was recorded is in its files."""
 
     def window(self) -> dict[str, list[float]]:
-        """Metrics since the last logged line, for a checkpoint."""
+        """Returns the metrics since the last logged line, for a checkpoint."""
         return {}
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
@@ -207,7 +207,7 @@ class RunRecorder(Recorder):
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """One PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
+    """Draws one PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
     import matplotlib
 
     matplotlib.use("Agg")

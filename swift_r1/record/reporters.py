@@ -227,17 +227,17 @@ REPORTERS: Mapping[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Report
 
 
 def chosen_trackers(names: Sequence[str]) -> list[str]:
-    """The trackers that `--report_to` names: none, or with `all` those that are installed."""
+    """Returns the trackers that `--report_to` names: none, or with `all` those that are installed."""
     return [name for name in REPORTERS if is_installed(name)] if "all" in names else [n for n in names if n != "none"]
 
 
 def is_installed(name: str) -> bool:
-    """Whether a tracker's package, which has its name, is installed."""
+    """Returns whether a tracker's package, which has its name, is installed."""
     return find_spec(name) is not None
 
 
 def tracker_faults(names: Sequence[str]) -> list[str]:
-    """Why a run would be in no tracker; where one of several is installed, the others are only warned about."""
+    """Returns why a run would be in no tracker; where one of several is installed, the others are only warned about."""
     if not names or any(map(is_installed, names)):
         return []
     wanted = " ".join(names)
@@ -247,7 +247,7 @@ def tracker_faults(names: Sequence[str]) -> list[str]:
 
 
 def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> list[Reporter]:
-    """The trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
+    """Opens the trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
     `tracker_faults`."""
     faults = tracker_faults(flags.report_to)
     if faults:

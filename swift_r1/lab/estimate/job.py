@@ -45,7 +45,7 @@ def assumed(chip: Chip) -> Efficiency:
 
 
 def with_cores(chip: Chip, cores: float) -> Chip:
-    """A CPU's figures are those of a core."""
+    """Returns the chip with the figures of so many cores; a CPU's are those of one."""
     if not chip.is_cpu:
         return chip
     return replace(
@@ -57,7 +57,7 @@ def with_cores(chip: Chip, cores: float) -> Chip:
 
 
 def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
-    """The work of a round of resolved arguments."""
+    """Returns the work of a round of resolved arguments."""
     prompt = lengths.prompt
     completion = lengths.completion
     completions = int(args.generation_batch_size or args.completions_per_step)
@@ -79,14 +79,14 @@ def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
 
 
 def _longest(args: RlhfArguments, recorded: Sequence[float]) -> int:
-    """Tokens of a completion at most: `--max_completion_length`, or with several turns, which each may have as many,
-    those of the longest that was recorded."""
+    """Returns the most tokens of a completion: `--max_completion_length`, or with several turns, which each may have as
+    many, those of the longest that was recorded."""
     lengths = [int(length) for length in recorded] if takes_turns(args) else []
     return max(args.max_completion_length, *lengths, 0)
 
 
 def takes_turns(args: RlhfArguments) -> bool:
-    """A completion is a conversation."""
+    """Returns whether a completion is a conversation."""
     return args.plays_agent or args.multi_turn_scheduler is not None
 
 
@@ -134,8 +134,8 @@ def ranks_of_node(world_size: int, run_file: RunFile | None) -> int:
 
 
 def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = None) -> Layout:
-    """The layout that the flags or the roles say; a server that is only an address counts as one device. OSError: the
-    file of servers cannot be read."""
+    """Returns the layout that the flags or the roles say; a server that is only an address counts as one device.
+    OSError: the file of servers cannot be read."""
     stage, _ = zero_of(args)
     if run_file is not None and (role := run_file.roles.get(ROLLOUT)) is not None:
         copies = int(run_file.rollout.get("vllm_data_parallel_size", 1))
@@ -175,7 +175,7 @@ def _cache_bytes(flags: Mapping[str, Any]) -> float | None:
 
 
 def recorded_lines(folder: Path) -> list[dict[str, Any]]:
-    """The logged steps of a run without the first, which warms up. UsageError: fewer than two."""
+    """Returns the logged steps of a run without the first, which warms up. UsageError: fewer than two."""
     try:
         lines = [line for line in read_json_lines(folder / "logging.jsonl") if "time/step" in line]
     except OSError as error:
@@ -186,8 +186,8 @@ def recorded_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
-    """A recorded run with its own lengths, and as many servers as took work. Raises UsageError: it is none of ours, or
-    its model's config is gone."""
+    """Returns the job and the layout of a recorded run with its own lengths, and as many servers as took work. Raises
+    UsageError: it is none of ours, or its model's config is gone."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         args = arguments_of(content)
@@ -236,7 +236,7 @@ def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """The first completions of a run; none where the file is not there."""
+    """Returns the first completions of a run; none where the file is not there."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8") as lines:

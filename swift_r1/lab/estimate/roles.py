@@ -82,7 +82,7 @@ class Job:
 
     @property
     def cached(self) -> float:
-        """Bytes of a number in a rollout server's cache."""
+        """Returns the bytes of a number in a rollout server's cache."""
         return self.cache_width or self.width
 
     @property
@@ -115,7 +115,7 @@ class RoleMemory:
 
 @lru_cache(maxsize=4096)
 def trainer_of(job: Job, ranks: int, stage: int | None) -> TrainerRoofline:
-    """The processes that train, with micro-batches as the flags make them on so many ranks."""
+    """Returns the processes that train, with micro-batches as the flags make them on so many ranks."""
     own = max(1, -(-job.updated // ranks))  # completions of a rank in a step
     micro = min(job.args.per_device_train_batch_size, own)
     passes = int(job.round.updates > 1 or job.args.kl_in_reward or job.critic is not None)
@@ -169,8 +169,8 @@ def server_of(
     mode: Mode = "server",
     free: float | None = None,
 ) -> ServerRoofline:
-    """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
-    own. Without room for the weights the cache is empty."""
+    """Returns a replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory)
+    are its own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
         tokens = EMBEDDED_CACHE_BYTES / (job.model.kv_numbers * job.cached)
@@ -194,7 +194,7 @@ def server_of(
 
 
 def other_server(job: Job, role: ServerRole) -> ServerRoofline:
-    """A replica of a judge or teacher."""
+    """Returns a replica of a judge or teacher."""
     room = job.chip.memory * job.share
     return _server(
         job,

@@ -45,7 +45,7 @@ def sequential(value: float | None) -> str:
 
 
 def text_on(background: str) -> str:
-    """Black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
+    """Returns black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
     return max("#000000", "#ffffff", key=lambda colour: contrast(colour, background))
 
 

@@ -48,8 +48,8 @@ def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, 
 
 
 def extremes(completions: CompletionTable, best: bool) -> list[Block]:
-    """The completions of the run's end with the highest reward, or the lowest if that is another; of equal ones those
-    that are most unlike their group. One of a prompt."""
+    """Returns the completions of the run's end with the highest reward, or the lowest if that is another; of equal ones
+    those that are most unlike their group. One of a prompt."""
     steps = completions.steps()
     last = (steps[int(len(steps) * (1 - _LAST))], steps[-1]) if steps else (0, 0)
 
@@ -84,8 +84,8 @@ def _alone(row: Mapping[str, Any]) -> Passages:
 
 
 def same_prompts(evaluated: CompletionTable) -> list[Block]:
-    """The first completions of the first held-out prompts at some evaluations, the first and the last among them. These
-    prompts are those of `--probe_prompts`."""
+    """Returns the first completions of the first held-out prompts at some evaluations, the first and the last among
+    them. These prompts are those of `--probe_prompts`."""
     steps = evaluated.steps()
     if not steps:
         return []

@@ -14,7 +14,7 @@ _MEANINGS = re.compile(r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|
 
 
 def markdown(report: Report, pictures: str) -> tuple[str, dict[str, str]]:
-    """The page, and the SVG of its pictures by the name of the file in the folder `pictures` beside it."""
+    """Returns the page, and the SVG of its pictures by the name of the file in the folder `pictures` beside it."""
     blocks = [block for one in report.sections for block in one.blocks]
     figures = [figure for block in blocks if isinstance(block, Figures) for figure in block.figures]
     folder = quote(os.fsencode(pictures))
@@ -31,12 +31,12 @@ def section(one: Section, places: Mapping[int, str] | None = None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text in one line that means nothing to Markdown or HTML."""
+    """Returns the text in one line that means nothing to Markdown or HTML."""
     return _MEANINGS.sub(_escaped, " ".join(printable(text).split()))
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A backslash before what Markdown reads; an empty comment in an address, which it would make a link of."""
+    """Writes a backslash before what Markdown reads; an empty comment in an address, which it would make a link of."""
     text = found[0]
     if text.lower() in ("", "s", "."):
         return f"{text}<!-- -->"
@@ -64,7 +64,7 @@ def _table(table: Table) -> str:
 
 
 def _fenced(text: str, language: str = "text") -> str:
-    """Text between fences longer than any in it: nothing in it is Markdown or HTML."""
+    """Returns the text between fences longer than any in it: nothing in it is Markdown or HTML."""
     text = printable(text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"

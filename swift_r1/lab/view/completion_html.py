@@ -22,7 +22,7 @@ _ENDS = ("failure", "turns", "sequences", "tokens", "finish_reason", "weight_ver
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters: numbers to four digits, None as –."""
+    """Returns the value in a few characters: numbers to four digits, None as –."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -35,12 +35,12 @@ def reward_columns(names: Iterable[str]) -> list[str]:
 
 
 def length_column(names: Iterable[str]) -> str:
-    """Tokens, or in runs of older versions characters."""
+    """Returns the column of tokens, or in runs of older versions characters."""
     return "tokens" if "tokens" in names else LENGTH
 
 
 def data_columns(row: Row) -> dict[str, Any]:
-    """The row's columns that came from the data, which rewards were given."""
+    """Returns the row's columns that came from the data, which rewards were given."""
     return {
         name: value
         for name, value in row.items()
@@ -55,7 +55,8 @@ def rows_table(
     descending: bool,
     link: Callable[[Row], str],
 ) -> str:
-    """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""
+    """Returns a table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to
+    `link(row)`."""
     heads = "".join(_head(name, sort, descending) for name in columns)
     body = "".join(f"<tr>{''.join(_cells(row, columns, link(row)))}</tr>" for row in rows)
     return f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
@@ -84,7 +85,7 @@ def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values, one below the other."""
+    """Returns the names and values, one below the other."""
     lines = (f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>" for name, value in values.items())
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
@@ -95,8 +96,8 @@ def card(
     links: Mapping[str, str],
     whole: bool = False,
 ) -> str:
-    """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
-    its turns. `links` are texts and addresses; without `whole` a long text is cut."""
+    """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
+    text or its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
     ends = {name: row[name] for name in _ENDS if name in row}
     why = "".join(
@@ -127,20 +128,20 @@ def completion(row: Row, whole: bool = False) -> str:
 
 
 def is_long(row: Row) -> bool:
-    """Whether a card cuts its text."""
+    """Returns whether a card cuts its text."""
     messages = row.get("messages")
     texts = messages if isinstance(messages, list) else [row.get("completion")]
     return any(len(shown(text)) > _CARD for text in [*texts, *chain.from_iterable(_others(row))])
 
 
 def _others(row: Row) -> list[list[Any]]:
-    """The other conversations of an agent's episode."""
+    """Returns the other conversations of an agent's episode."""
     found = row.get("other_messages")
     return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:
-    """The messages of a conversation, each with its role; the tools that it calls, and their answers."""
+    """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
     parts = []
     for message in messages:
         message = message if isinstance(message, dict) else {"content": message}
@@ -156,7 +157,8 @@ def turns(messages: Sequence[Any], whole: bool = False) -> str:
 
 
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:
-    """The rows of invalid_rewards.jsonl that are about this completion; older runs say which by its text alone."""
+    """Returns the rows of invalid_rewards.jsonl that are about this completion; older runs say which by its text
+    alone."""
     if row.get("number") is None:
         return [one for one in invalid if one.get("completion") == row.get("completion")]
     return [one for one in invalid if one.get("request_id") == f"{row.get('request_id')}/{row['number']}"]

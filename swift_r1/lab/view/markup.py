@@ -24,13 +24,14 @@ def markup(text: str, longest: int = KEPT) -> str:
 
 
 def token_markup(text: str) -> str:
-    """A token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed only."""
+    """Returns a token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed
+    only."""
     return markup(text.translate(_SPACES))
 
 
 def word_diff(before: str, after: str) -> str:
-    """The second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that it had
-    in their place. Long texts are compared line by line."""
+    """Returns the second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that
+    it had in their place. Long texts are compared line by line."""
     first = _WORDS.findall(before[:KEPT])
     second = _WORDS.findall(after[:KEPT])
     if len(first) + len(second) > _LONG_DIFF:

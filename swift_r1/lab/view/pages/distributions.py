@@ -109,8 +109,8 @@ def of_all(counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shares(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[Line]:
-    """A line for each title of `names`, of the column that it is for; where there are very many steps each point is the
-    mean of some."""
+    """Returns a line for each title of `names`, of the column that it is for; where there are very many steps each
+    point is the mean of some."""
     each = math.ceil(len(rows) / _MOST_POINTS) or 1
     parts = [rows[first : first + each] for first in range(0, len(rows), each)]
 

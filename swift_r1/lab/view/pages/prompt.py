@@ -140,7 +140,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
 
 
 def in_groups(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """A prompt's completions by step, in their order in the group."""
+    """Returns a prompt's completions by step, in their order in the group."""
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(int(row["step"]), []).append(row)
@@ -167,7 +167,7 @@ def side_by_side(
     of: str,
     record: TokenRecord,
 ) -> str:
-    """A column for each step: completion `number` of its group, and its difference from the column before."""
+    """Returns a column for each step: completion `number` of its group, and its difference from the column before."""
     parts = []
     before = None
     for step, rows in groups:
