@@ -46,11 +46,9 @@ _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
 
 
-def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
-    """Returns what tells one preparation of a run from the others, without looking at the data."""
-    return json.dumps(
-        [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.tool_use.identity()]
-    )
+def request_key(source: Source, split: Split, count: int | None) -> str:
+    """Returns what tells one preparation of a run from the others, whose flags are the same."""
+    return json.dumps([source.label, split, count])
 
 
 def prepared_rows(
@@ -66,8 +64,7 @@ def prepared_rows(
         UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
             name; with `strict`, a broken row.
     """
-    request = request_key(source, split, count, flags)
-    path = prepared.get(request)
+    path = prepared.get(request_key(source, split, count))
     if path and (made := whole_store(Path(path))):
         if made.path.name.startswith(RUN_ONLY):
             made.path.unlink(missing_ok=True)  # who has it open can still read it
@@ -128,7 +125,7 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, pat
         report_drops(source, drops)
 
     shown = _with_progress(blocks, f"preparing {source.name}", count)
-    return write_store(path, shown, check, replace=not flags.load_from_cache_file)
+    return write_store(path, shown, check)
 
 
 def may_fork() -> bool:

@@ -110,10 +110,8 @@ def whole_store(path: Path) -> RowStore | None:
         return None
 
 
-def write_store(
-    path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Drops], None], *, replace: bool = False
-) -> RowStore:
-    """Writes a store; a complete one of that name is returned instead, or replaced. What is not finished is removed.
+def write_store(path: Path, blocks: Iterable[RowBlock], check: Callable[[int, Drops], None]) -> RowStore:
+    """Writes a store in the place of one of that name. What is not finished is removed.
 
     `check` is called with the number of rows and what was left out before the store gets its name. Raises OSError where
     nothing can be written.
@@ -137,8 +135,6 @@ def write_store(
             check(count, drops)
             header = {"drops": asdict(drops), "digest": digest.hexdigest()}
             stream.write_batch(block_of([], drops).rows, custom_metadata={"header": json.dumps(header)})
-        if not replace and (there := whole_store(path)):
-            return there
         os.replace(name, path)  # who has the old one open can still read it
         return RowStore(path)
     finally:
