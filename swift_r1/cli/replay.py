@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
@@ -62,7 +63,7 @@ class ReplayArguments(RlhfArguments):
     @property
     def normalizes_rounds(self) -> bool:
         """Whether advantages are computed from all of a round: a part of it would give others."""
-        over_batch = self.scale_rewards == "batch" or self.advantage_estimator.startswith("reinforce_plus_plus")
+        over_batch = self.scale_rewards == "batch" or ESTIMATORS[self.advantage_estimator].over_batch
         return over_batch or self.rlhf_type == "ppo"
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
