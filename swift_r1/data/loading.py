@@ -61,7 +61,7 @@ class _Collector:
         `repeat`."""
         count = wanted if source.samples_itself else None
         store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
-        self.prepared[request_key(source, split, count)] = str(store.path)
+        self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
         self.drops.merge(store.drops)
         there = len(store)
         if wanted is None or (there < wanted and not repeat):

@@ -46,9 +46,11 @@ _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
 
 
-def request_key(source: Source, split: Split, count: int | None) -> str:
-    """Returns what tells one preparation of a run from the others, whose flags are the same."""
-    return json.dumps([source.label, split, count])
+def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
+    """Returns what tells one preparation of a run from the others, without looking at the data."""
+    return json.dumps(
+        [source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns), flags.tool_use.identity()]
+    )
 
 
 def prepared_rows(
@@ -64,7 +66,7 @@ def prepared_rows(
         UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
             name; with `strict`, a broken row.
     """
-    path = prepared.get(request_key(source, split, count))
+    path = prepared.get(request_key(source, split, count, flags))
     if path and (made := whole_store(Path(path))):
         if made.path.name.startswith(RUN_ONLY):
             made.path.unlink(missing_ok=True)  # who has it open can still read it

@@ -67,7 +67,7 @@ def preprocessed(
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for name, row, _line in results(source, raws, columns, drops, strict, tool_use):
+    for name, row, _line in results(source, raws, columns, drops, strict, tool_use or ToolUse()):
         yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{name}"}
 
 
@@ -76,34 +76,20 @@ def results(
     raws: Iterable[RawRow],
     columns: Mapping[str, str],
     drops: Drops,
-    strict: bool = False,
-    tool_use: ToolUse | None = None,
+    strict: bool,
+    use: ToolUse,
 ) -> Iterator[tuple[str, Row, bytes]]:
     """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON; the arguments are those
     of `preprocessed`. The name is the index of the raw row; where a preprocessor makes several rows of one, the second
     is `<index>.1`."""
-    use = tool_use or ToolUse()
+    reserved = RESERVED | TOOL_COLUMNS if use.called else RESERVED
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
-        rows: list[Row] = []
-        lines: list[bytes] = []
+        rows: list[tuple[Row, bytes]] = []
         if fault is None:
-            preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
-            renamed = _renamed(raw, columns)
-            given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
             try:
-                rows = as_list(preprocess_row(preprocess, renamed))
-                for row in rows:
-                    row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
-                    _refuse_unread(row)
-                    row["messages"] = _prompt_messages(row)
-                    descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
-                    if descriptions and use.agent_template is not None:
-                        row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
-                    elif descriptions or "tools" in row:
-                        row["tools"] = descriptions
-                    lines.append(_as_json(row))
+                rows = _training_rows(source, raw, columns, use)
             except UsageError:
                 raise
             except RowFault as error:
@@ -116,14 +102,33 @@ def results(
             drops.merge(Drops(broken=1, examples=[f"{raw.where}: {fault}"]))
             continue
         drops.filtered += not rows
-        for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            clashing = sorted((RESERVED | TOOL_COLUMNS if use.called else RESERVED).intersection(row))
+        for number, (row, line) in enumerate(rows):
+            clashing = sorted(reserved.intersection(row))
             if clashing:
                 raise UsageError(
                     f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
                     f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
                 )
             yield f"{raw.index}.{number}" if number else str(raw.index), row, line
+
+
+def _training_rows(source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse) -> list[tuple[Row, bytes]]:
+    """Returns what a raw row becomes, each with its JSON. Raises RowFault, or what the preprocessor raises."""
+    preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
+    renamed = _renamed(raw, columns)
+    given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
+    found = []
+    for row in as_list(preprocess_row(preprocess, renamed)):
+        row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
+        _refuse_unread(row)
+        row["messages"] = _prompt_messages(row)
+        descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
+        if descriptions and use.agent_template is not None:
+            row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
+        elif descriptions or "tools" in row:
+            row["tools"] = descriptions
+        found.append((row, _as_json(row)))
+    return found
 
 
 def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:

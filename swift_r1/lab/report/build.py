@@ -165,11 +165,8 @@ def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
 def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
     """Returns the mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are
     many."""
-    points = over_seeds(seeds)
-    each = -(-len(points) // _POINTS) or 1
     means = []
-    for place in range(0, len(points), each):
-        part = points[place : place + each]
+    for part in parts.joined(over_seeds(seeds), _POINTS):
         means.append([sum(column) / len(part) for column in zip(*part, strict=True)])
     steps, values, low, high = ([row[place] for row in means] for place in range(4))
     band = len(seeds) > 1

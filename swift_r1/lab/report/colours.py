@@ -55,10 +55,9 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def scale(kind: str, steps: int = 9, dark: bool = False) -> Sequence[str]:
-    """Returns `steps` colours of a `diverging` or `sequential` scale from end to end, for a chart to interpolate."""
-    shares = [number / (steps - 1) for number in range(steps)]
-    return [diverging(2 * share - 1, dark=dark) if kind == "diverging" else sequential(share) for share in shares]
+def scale(steps: int = 9) -> Sequence[str]:
+    """Returns `steps` colours of the sequential scale from end to end, for a chart to interpolate."""
+    return [sequential(number / (steps - 1)) for number in range(steps)]
 
 
 def _mixed(one: str, other: str, share: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
 from swift_r1.lab.report.figures import Curve, shares
-from swift_r1.lab.report.parts import spread
+from swift_r1.lab.report.parts import joined, spread
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
 from swift_r1.lab.runs.query import CompletionQuery
@@ -34,8 +34,7 @@ def over_time(name: str, completions: CompletionTable) -> list[Figure]:
 def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
     """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
     are left."""
-    each = -(-len(rows) // _POINTS) or 1
-    parts = [rows[place : place + each] for place in range(0, len(rows), each)]
+    parts = joined(rows, _POINTS)
     steps = [part[0]["step"] for part in parts]
     totals = [float(sum(row[kind] for row in part for kind in labels)) for part in parts]
     drawn = []

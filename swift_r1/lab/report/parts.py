@@ -10,13 +10,14 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from swift_r1.lab.report.blocks import CodeBlock, Table
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
 
+T = TypeVar("T")
 _FACTS = {
     "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
@@ -104,6 +105,12 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
         return []
     places = {round(number * (len(steps) - 1) / (most - 1)) for number in range(most)}
     return [steps[place] for place in sorted(places)]
+
+
+def joined(rows: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Returns the rows in at most `most` parts of neighbours, each as long as the others but for the last."""
+    each = -(-len(rows) // most) or 1
+    return [rows[place : place + each] for place in range(0, len(rows), each)]
 
 
 def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
