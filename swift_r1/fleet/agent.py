@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -25,13 +25,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from swift_r1.errors import EXIT_USAGE
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import usable_cpus
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version
-from swift_r1.runtime.processes import adopt_orphans, end_with_parent, ranks_below, say
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent, say
 from swift_r1.workers.killing import end_children
+from swift_r1.workers.process import SupervisedProcess
 
 DEFAULT_SILENCE_S = 60.0
 _LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
@@ -47,11 +50,10 @@ class Child:
     where it is `silent`."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: SupervisedProcess
     end_s: float
     rest: bytes = b""
     silent: bool = False
-    deadline: float | None = None
 
     @property
     def output(self) -> int:
@@ -127,23 +129,15 @@ class NodeAgent:
     def do_ping(self, _order: Mapping[str, Any]) -> None: ...
 
     def do_start(self, order: Mapping[str, Any]) -> None:
-        cpus: Sequence[int] | None = order["cpus"]
-
-        def in_child() -> None:  # this process has no threads
-            end_with_parent(signal.SIGTERM)
-            if cpus is not None:
-                os.sched_setaffinity(0, cpus)
-
         try:
-            process = subprocess.Popen(
+            process = SupervisedProcess(
                 order["words"],
-                env={**os.environ, **order["environ"]},
+                {**os.environ, **order["environ"]},
+                ends_with_parent=True,
+                cpus=order["cpus"],
                 cwd=order["cwd"],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the driver
-                preexec_fn=in_child,
             )
         except (OSError, subprocess.SubprocessError) as error:
             self.tell("output", id=order["id"], text=f"swift launch: cannot be started: {error}\n")
@@ -161,8 +155,7 @@ class NodeAgent:
     def do_end(self, order: Mapping[str, Any]) -> None:
         child = self.children.get(order["id"])
         if child:
-            child.process.terminate()
-            child.deadline = time.monotonic() + order["end_s"]
+            child.process.ask_to_end(order["end_s"])
 
     def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ports": free_ports(order["count"], order["host"])}
@@ -206,12 +199,10 @@ class NodeAgent:
         """Sees which processes have ended, and kills those that should have. Ranks whose launcher was killed save: the
         kernel has told them."""
         for child in list(self.children.values()):
-            late = child.deadline is not None and time.monotonic() > child.deadline
-            if late:
-                child.process.kill()
-            code = child.process.poll()
-            if code is not None and not late and ranks_below(self.running()):
-                child.deadline = child.deadline or time.monotonic() + child.end_s
+            process = child.process
+            code = process.look()
+            if code is not None and not process.late and self.ranks_below():
+                process.deadline = min(process.deadline, time.monotonic() + child.end_s)
             elif code is not None:
                 del self.children[child.name]
                 end_children(self.running())
@@ -219,13 +210,21 @@ class NodeAgent:
                     pass
                 if child.rest:
                     self.tell("output", id=child.name, text=child.rest.decode(errors="replace"))
-                assert child.process.stdout is not None
-                child.process.stdout.close()
+                assert process.stdout is not None
+                process.stdout.close()
                 self.tell("ended", id=child.name, code=code)
                 self.killed = self.killed or code < 0
 
     def running(self) -> set[int]:
         return {child.process.pid for child in self.children.values() if child.process.poll() is None}
+
+    def ranks_below(self) -> bool:
+        """Says whether ranks that torch's launcher has started live without it: they are children of this process."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.pid not in self.running() and "TORCHELASTIC_RUN_ID" in child.environ():
+                    return True
+        return False
 
     def tell(self, event: str, **values: Any) -> None:
         self.unsent += json.dumps({"event": event, **values}).encode() + b"\n"
@@ -246,8 +245,8 @@ class NodeAgent:
         for end_s in sorted({child.end_s for child in self.children.values()}, reverse=True):
             own = [child for child in self.children.values() if child.end_s == end_s]
             for child in own:
-                child.process.terminate()
-                child.deadline = child.deadline or time.monotonic() + end_s
+                left = child.process.deadline - time.monotonic()  # where it was told to end before
+                child.process.ask_to_end(min(end_s, left))
             while any(child.name in self.children for child in own):
                 for child in list(self.children.values()):
                     self.read(child)

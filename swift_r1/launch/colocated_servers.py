@@ -12,12 +12,12 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.flags.engine import LORA_RANKS, changed_flags
@@ -31,6 +31,7 @@ from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usabl
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
 from swift_r1.runtime.processes import say
+from swift_r1.workers.process import SupervisedProcess
 
 SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
 DEFAULT_GPU_SHARE = 0.3
@@ -93,7 +94,7 @@ def _on_several_nodes(
 
 def start_engines(
     args: RlhfArguments, world: World, folder: Path, key: str, host: str
-) -> tuple[list[str], subprocess.Popen[bytes], Callable[[], None]]:
+) -> tuple[list[str], SupervisedProcess, Callable[[], None]]:
     """Starts the engines beside the ranks of this node, without waiting for them; they listen on `host`, for who shows
     the `key`. Their logs go to the run's `folder`.
 
@@ -118,9 +119,7 @@ def start_engines(
         ],
     }
     # Through standard input: others must not read the key and the environment.
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", SUPERVISOR_MODULE], stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
-    )
+    supervisor = SupervisedProcess([sys.executable, "-m", SUPERVISOR_MODULE], stdin=PIPE, stdout=sys.stderr)
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())
     supervisor.stdin.close()

@@ -23,6 +23,7 @@ from typing import NoReturn
 import psutil
 
 from swift_r1.flags.world import World
+from swift_r1.workers.process import SupervisedProcess
 
 PAGE_MODULE = "swift_r1.lab.view.server"
 WORKER_MODULE = "swift_r1.cli.rank"
@@ -56,7 +57,7 @@ def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
     """Starts the page of the run in `folder` (`--view true`), which prints its address once it answers, and ends with
     this process, whatever that becomes by `exec`."""
     words = [sys.executable, "-m", PAGE_MODULE, str(folder), str(port), str(os.getpid())]
-    subprocess.Popen(words, env={**os.environ, **secrets}, stdin=subprocess.DEVNULL, start_new_session=True)
+    SupervisedProcess(words, os.environ | dict(secrets))
 
 
 def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -7,9 +7,7 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.backend import AgentPipe, Node, agent_words
+from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
-from swift_r1.runtime.processes import last_line, say
+from swift_r1.runtime.processes import say
 
 DEFAULT_WAIT_S = 600
 _SAY_S = 30.0
@@ -50,40 +48,20 @@ class Bundle:
         return self.role.cpus or (self.role.processes if self.role.name == TRAIN else max(1, self.role.gpus))
 
 
-class AgentActor:
-    """Runs an agent in a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
+class AgentActor(ProcessPipe):
+    """Runs an agent from a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
 
     def __init__(self, words: Sequence[str], cores: range | None) -> None:
         if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the agent
         # Ray sets OMP_NUM_THREADS to the actor's CPUs for its own tasks.
         environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", _NICENESS)}
-        self._process = subprocess.Popen(
-            [sys.executable, *words],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            start_new_session=True,  # Ray kills its worker's process group
-        )
-
-    def send(self, lines: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(lines)
-        self._process.stdin.flush()
+        super().__init__([sys.executable, *words], environ)
 
     def receive(self) -> bytes:
-        """What the agent has said, in pieces that need not be lines; empty once it has ended."""
+        """Returns what the agent has said, in pieces that need not be lines; empty once it has ended."""
         assert self._process.stdout is not None
         return os.read(self._process.stdout.fileno(), _CHUNK)
-
-    def close(self) -> str:
-        """Ends the agent's input, waits for its end, and returns its last words."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))
 
 
 class RayPipe:
@@ -124,7 +102,8 @@ class RayPipe:
             return
         self._closed = True
         try:
-            self._last = ray.get(self._actor.close.remote(), timeout=_END_S) or self._last
+            ray.get(self._actor.close.remote(), timeout=_END_S)
+            self._last = ray.get(self._actor.last_words.remote(), timeout=_END_S)
         except ray.exceptions.RayError as error:
             self._last = self._last or _first_line(error)
         ray.kill(self._actor)
