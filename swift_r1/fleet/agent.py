@@ -44,21 +44,30 @@ _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20  # bytes; beyond that the processes wait for their output to be read
 
 
-@dataclass(eq=False)
-class Child:
+class Child(SupervisedProcess):
     """A process that the driver asked for; `rest` is the start of a line of its output, which has ended
     where it is `silent`."""
 
-    name: str
-    process: SupervisedProcess
-    end_s: float
-    rest: bytes = b""
-    silent: bool = False
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.name = str(order["id"])
+        self.end_s = float(order["end_s"])
+        self.rest = b""
+        self.silent = False
+        super().__init__(
+            order["words"],
+            os.environ | order["environ"],
+            ends_with_parent=True,
+            cpus=order["cpus"],
+            cwd=order["cwd"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        os.set_blocking(self.output, False)
 
     @property
     def output(self) -> int:
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        assert self.stdout is not None
+        return self.stdout.fileno()
 
 
 @dataclass
@@ -130,32 +139,22 @@ class NodeAgent:
 
     def do_start(self, order: Mapping[str, Any]) -> None:
         try:
-            process = SupervisedProcess(
-                order["words"],
-                {**os.environ, **order["environ"]},
-                ends_with_parent=True,
-                cpus=order["cpus"],
-                cwd=order["cwd"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+            child = Child(order)
         except (OSError, subprocess.SubprocessError) as error:
             self.tell("output", id=order["id"], text=f"swift launch: cannot be started: {error}\n")
             self.tell("ended", id=order["id"], code=EXIT_USAGE)
             return
-        child = Child(order["id"], process, order["end_s"])
-        os.set_blocking(child.output, False)
         self.children[child.name] = child
 
     def do_signal(self, order: Mapping[str, Any]) -> None:
         child = self.children.get(order["id"])
         if child:
-            child.process.send_signal(order["signal"])
+            child.send_signal(order["signal"])
 
     def do_end(self, order: Mapping[str, Any]) -> None:
         child = self.children.get(order["id"])
         if child:
-            child.process.ask_to_end(order["end_s"])
+            child.ask_to_end(order["end_s"])
 
     def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ports": free_ports(order["count"], order["host"])}
@@ -199,10 +198,9 @@ class NodeAgent:
         """Sees which processes have ended, and kills those that should have. Ranks whose launcher was killed save: the
         kernel has told them."""
         for child in list(self.children.values()):
-            process = child.process
-            code = process.look()
-            if code is not None and not process.late and self.ranks_below():
-                process.deadline = min(process.deadline, time.monotonic() + child.end_s)
+            code = child.look()
+            if code is not None and not child.late and self.ranks_below():
+                child.deadline = min(child.deadline, time.monotonic() + child.end_s)
             elif code is not None:
                 del self.children[child.name]
                 end_children(self.running())
@@ -210,13 +208,13 @@ class NodeAgent:
                     pass
                 if child.rest:
                     self.tell("output", id=child.name, text=child.rest.decode(errors="replace"))
-                assert process.stdout is not None
-                process.stdout.close()
+                assert child.stdout is not None
+                child.stdout.close()
                 self.tell("ended", id=child.name, code=code)
                 self.killed = self.killed or code < 0
 
     def running(self) -> set[int]:
-        return {child.process.pid for child in self.children.values() if child.process.poll() is None}
+        return {child.pid for child in self.children.values() if child.poll() is None}
 
     def ranks_below(self) -> bool:
         """Says whether ranks that torch's launcher has started live without it: they are children of this process."""
@@ -245,8 +243,8 @@ class NodeAgent:
         for end_s in sorted({child.end_s for child in self.children.values()}, reverse=True):
             own = [child for child in self.children.values() if child.end_s == end_s]
             for child in own:
-                left = child.process.deadline - time.monotonic()  # where it was told to end before
-                child.process.ask_to_end(min(end_s, left))
+                left = child.deadline - time.monotonic()  # where it was told to end before
+                child.ask_to_end(min(end_s, left))
             while any(child.name in self.children for child in own):
                 for child in list(self.children.values()):
                     self.read(child)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
 from swift_r1.fleet.backend import ClusterBackend
@@ -18,8 +18,8 @@ from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot, NoRoom, place_roles
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.fleet.servers import FleetServers
-from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask
-from swift_r1.fleet.training import Loss, Training
+from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask, LaunchContext
+from swift_r1.fleet.training import Training
 
 _LOOK_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,7 +49,6 @@ class Driver:
         changed: Callable[[Driver], None],
     ) -> None:
         self.run_file = run
-        self.args = args
         self.logs = logs
         self._say = say
         self._show = show
@@ -59,32 +58,9 @@ class Driver:
         self.interrupted: int | None = None
         self._looked = 0.0
         self._begun = self._ending = self._at_once = False
-        shared = dict(environ)
-        self.servers = FleetServers(
-            run,
-            self.fleet,
-            shared,
-            args.max_restarts,
-            args.node_timeout,
-            self.log,
-            self.taken,
-            self._became,
-            self._moved,
-        )
-        self.training = Training(
-            run,
-            self.fleet,
-            shared,
-            folder,
-            resume,
-            args.max_restarts,
-            cast(Loss, args.on_node_loss),
-            args.node_timeout,
-            self.log,
-            self.taken,
-            self._became,
-            self.servers,
-        )
+        launch = LaunchContext(run, self.fleet, args, environ, self.log, self.taken, self._became)
+        self.servers = FleetServers(launch, self._moved)
+        self.training = Training(launch, folder, resume, self.servers)
 
     @property
     def tasks(self) -> list[FleetTask]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from swift_r1.errors import EXIT_RANK_KILLED
 from swift_r1.fleet.client import AgentClient
+from swift_r1.fleet.flags import LaunchArguments
+from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
-from swift_r1.fleet.run_file import TRAIN, Role
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile
 
 State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
 """`placed` waits for a port; `starting`: a server does not serve yet; `ready`: it does; `running`: it trains."""
@@ -113,3 +116,23 @@ class FleetTask:
         if self.code == EXIT_RANK_KILLED:
             how = "has ended, since a signal killed one of its ranks"
         return f"{self.name} on {self.node} {how}"
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What the servers and the training of a launch have in common.
+
+    Attributes:
+        environ: variables of every process, the servers' key among them.
+        log: returns where a task's output goes.
+        taken: returns the places of all tasks.
+        changed: is called with a task and words about what became of it.
+    """
+
+    run: RunFile
+    fleet: Fleet
+    args: LaunchArguments
+    environ: Mapping[str, str]
+    log: Callable[[FleetTask], Path]
+    taken: Callable[[], Sequence[NodeSlot]]
+    changed: Callable[[FleetTask, str], None]

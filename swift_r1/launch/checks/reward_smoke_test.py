@@ -90,16 +90,16 @@ class _Trial:
         """Returns what a reward makes of each group of completions, given by their places in the batch. Raises
         TimeoutError: it has not answered before the deadline, and goes on."""
         batch = self._batch
-        calls = []
+        items = []
         for picks in groups:
             columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
-            calls.append(RewardCall(None, name, (Item([batch.completions[index] for index in picks], columns),)))
-        submitted = self._pool.submit(calls, batch.trainer_state)
-        given = [one.given.future for one in submitted]
-        if futures.wait(given, max(0.0, self._deadline - time.monotonic())).not_done:
+            items.append(Item([batch.completions[index] for index in picks], columns))
+        submitted = self._pool.submit([RewardCall(None, name, tuple(items))], batch.trainer_state)
+        left = self._deadline - time.monotonic()
+        if futures.wait([one.given.future for one in submitted], max(0.0, left)).not_done:
             raise TimeoutError
-        left = calls[len(submitted) :]
-        return [answer.outcomes[0] for answer in self._pool.run(left, batch.trainer_state, self._deadline, submitted)]
+        [answer] = self._pool.run([], batch.trainer_state, self._deadline, submitted)
+        return answer.outcomes
 
     def sure_cause(self, name: str, outcome: ItemOutcome) -> str | None:
         """Says why no completion gets a value from this reward, given its outcome of the batch; None where one does.
@@ -117,8 +117,9 @@ class _Trial:
 def _load_in_silence(plugins: Sequence[str]) -> None:
     """Loads plugins in a worker that shows nothing: they have printed what they print when they load."""
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+        for stream in (1, 2):
+            os.dup(stream)  # where its pipes are closed the worker's watchdog takes it for dead
+            os.dup2(nowhere.fileno(), stream)
     load_plugins(plugins)
 
 
