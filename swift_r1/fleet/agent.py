@@ -20,16 +20,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from swift_r1.errors import EXIT_USAGE
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import usable_cpus
+from swift_r1.launch.supervisor import is_ready
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version
 from swift_r1.runtime.processes import adopt_orphans, end_with_parent, say
@@ -39,7 +38,6 @@ from swift_r1.workers.process import SupervisedProcess
 DEFAULT_SILENCE_S = 60.0
 _LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
 _LOOK_S = 0.2
-_READY_S = 1.0
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20  # bytes; beyond that the processes wait for their output to be read
 
@@ -173,12 +171,7 @@ class NodeAgent:
         part.replace(path)
 
     def do_ready(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        place = urlsplit(order["url"])
-        connection = HTTPConnection(str(place.hostname), place.port, timeout=_READY_S)
-        with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
-            connection.request("GET", "/ready", headers={"Authorization": f"Bearer {order['key']}"})
-            return {"ready": connection.getresponse().status == 200}
-        return {"ready": False}
+        return {"ready": is_ready(order["url"], order["key"])}
 
     def read(self, child: Child) -> bool:
         """Passes on the whole lines of what a process has said; false once there is nothing more now."""

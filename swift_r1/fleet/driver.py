@@ -20,6 +20,7 @@ from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.fleet.servers import FleetServers
 from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask, LaunchContext
 from swift_r1.fleet.training import Training
+from swift_r1.runtime.processes import handlers_kept
 
 _LOOK_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -246,9 +247,7 @@ class Driver:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]  # nohup
-        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in heard}
-        try:
+        with handlers_kept(*heard):
+            for number in heard:
+                signal.signal(number, lambda got, _: self._events.put(int(got)))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

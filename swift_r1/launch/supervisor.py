@@ -15,10 +15,11 @@ import os
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from swift_r1.runtime.processes import adopt_orphans
 from swift_r1.runtime.visible import log_visibly
@@ -29,6 +30,7 @@ logger = logging.getLogger("swift_r1.launch.supervisor")
 
 MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
 _LOOK_S = 0.3
+_READY_S = 2.0  # for a server to answer
 _END_S = 10.0  # for engines to end by SIGTERM
 
 
@@ -57,16 +59,20 @@ class EngineProcess:
 
     def look(self) -> None:
         """Asks whether it serves."""
-        if self.ready:
-            return
-        request = urllib.request.Request(f"{self.url}/ready")
-        request.add_header("Authorization", f"Bearer {self.environ.get('SWIFT_API_KEY', '')}")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError), opener.open(request, timeout=2) as answer:
-            self.ready = answer.status == 200
-        if self.ready:
+        if not self.ready and is_ready(self.url, self.environ.get("SWIFT_API_KEY", "")):
+            self.ready = True
             self.ever_ready = True
             self.restarts = 0
+
+
+def is_ready(url: str, key: str) -> bool:
+    """Asks a server whether it serves."""
+    place = urlsplit(url)
+    connection = HTTPConnection(str(place.hostname), place.port, timeout=_READY_S)
+    with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
+        connection.request("GET", "/ready", headers={"Authorization": f"Bearer {key}"})
+        return connection.getresponse().status == 200
+    return False
 
 
 def main() -> int:

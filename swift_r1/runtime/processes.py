@@ -44,6 +44,17 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
+@contextmanager
+def handlers_kept(*numbers: int) -> Iterator[None]:
+    """Puts back in the end the handlers that these signals have now, whatever others take their place."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def stop_at_once() -> None:
     """Makes SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
     for number in (signal.SIGINT, signal.SIGTERM):

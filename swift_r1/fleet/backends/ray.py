@@ -19,7 +19,7 @@ from swift_r1.errors import UsageError
 from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import handlers_kept, say
 
 DEFAULT_WAIT_S = 600
 _SAY_S = 30.0
@@ -219,14 +219,11 @@ def _connect(address: str) -> None:
             socket.create_connection((host, int(port)), _ANSWER_S).close()
         except (OSError, ValueError) as error:
             raise UsageError(f"no Ray cluster at {given}: {error}") from error
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with handlers_kept(signal.SIGINT, signal.SIGTERM):  # Ray has its own for SIGTERM
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address!r}: {_first_line(error)}") from error
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray has its own for SIGTERM
     # No option keeps Ray from printing the last lines of a daemon's log, its state, when that dies.
     vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
 

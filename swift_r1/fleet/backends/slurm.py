@@ -18,7 +18,7 @@ from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.slurm_job import components, job_script, slurm_options
 from swift_r1.fleet.run_file import RunFile
 from swift_r1.record.folder import checkpoints_of
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import handlers_kept, say
 
 _ASK_S = 2.0
 _SILENT_S = 600.0  # for a controller that does not answer
@@ -248,15 +248,10 @@ def _pass_on(log: Path, shown: int) -> int:
 def _signals_heard() -> Iterator[list[int]]:
     """SIGINT and SIGTERM add to the list and do nothing else."""
     heard: list[int] = []
-    before = {
-        number: signal.signal(number, lambda one, _frame: heard.append(one))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    with handlers_kept(signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _frame: heard.append(got))
         yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _hostnames(nodes: str) -> list[str]:

@@ -16,6 +16,7 @@ from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 from swift_r1.plugins.environments.base import ENV_ROW, EnvironmentAgent, Row, Script
 from swift_r1.plugins.environments.chat import MODEL, is_limit
+from swift_r1.runtime.processes import handlers_kept
 
 
 class VerifiersAgent(EnvironmentAgent):
@@ -34,7 +35,8 @@ class VerifiersAgent(EnvironmentAgent):
             if not hasattr(verifiers, "load_environment"):
                 has = f"verifiers {verifiers.__version__} has no load_environment"
                 raise UsageError(f"{where}: {has}: pip install 'swift-r1[verifiers]'")
-            with _signals_kept(), _silent("verifiers"):
+            # Environments put handlers of their own in the place of this process's.
+            with handlers_kept(signal.SIGINT, signal.SIGTERM), _silent("verifiers"):
                 try:
                     loaded = verifiers.load_environment(cls.name, **cls.args)
                 except (Exception, SystemExit) as error:
@@ -110,18 +112,6 @@ def _cause(error: BaseException) -> str:
     if cause is None:
         return describe(error)
     return f"{one_line(error)} ({one_line(cause)})" if isinstance(cause, ImportError) else describe(cause)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Environments put handlers of their own in the place of this process's."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
