@@ -21,14 +21,7 @@ from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.model_folder import is_local
-from swift_r1.launch.checks.names import (
-    agent_faults,
-    reward_model_faults,
-    reward_name_faults,
-    scheduler_name_faults,
-    tool_faults,
-    why_no_agent,
-)
+from swift_r1.launch.checks.names import name_faults, why_no_agent
 from swift_r1.launch.checks.preflight import column_faults, data_notes
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
@@ -145,13 +138,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if not names and not args.reward_model:
             names = [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += [
-            *reward_name_faults(args),
-            *reward_model_faults(args),
-            *scheduler_name_faults(args),
-            *tool_faults(args),
-            *agent_faults(args),
-        ]
+        report.faults += name_faults(args)
         registered = [name for plugin in report.plugins for name in plugin.agents if name != args.agent]
         report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
         encoder = None
