@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +29,6 @@ _CHUNK = 1 << 16
 _NICENESS = "RAY_worker_niceness"  # of Ray's workers, 15 where it is not set: whatever they start would have it too
 _OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str, "python": str}
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """The needs of one node that trains, or of one replica."""
-
-    role: Role
-
-    @property
-    def gpus(self) -> int:
-        return self.role.gpus
-
-    @property
-    def cpus(self) -> int:
-        """A core for each process where the file does not say how many: Ray places nothing that needs none."""
-        return self.role.cpus or (self.role.processes if self.role.name == TRAIN else max(1, self.role.gpus))
 
 
 class AgentActor(ProcessPipe):
@@ -118,7 +101,7 @@ class RayBackend:
     def __init__(
         self,
         group: Any,
-        bundles: Sequence[Bundle],
+        bundles: Sequence[Role],
         python: str,
         silence_s: float,
     ) -> None:
@@ -134,7 +117,7 @@ class RayBackend:
             alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
         folder = str(Path.cwd())
         return [
-            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.role.name,))
+            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.name,))
             for number, (one, place) in enumerate(zip(self._bundles, self._places(), strict=True))
             if place in alive
         ]
@@ -154,14 +137,16 @@ class RayBackend:
         number = int(node.name.rpartition("/")[2])
         bundle = self._bundles[number]
         cores = None
-        if bundle.role.cpus:  # Ray counts cores, and binds nothing to them
+        if bundle.cpus:  # Ray counts cores, and binds nothing to them
             places = self._places()
             before = [
-                one.cpus for one, place in zip(self._bundles[:number], places, strict=False) if place == places[number]
+                _cores(one)
+                for one, place in zip(self._bundles[:number], places, strict=False)
+                if place == places[number]
             ]
             cores = range(sum(before), sum(before) + bundle.cpus)
         made = ray.remote(AgentActor).options(
-            num_cpus=bundle.cpus,
+            num_cpus=_cores(bundle),
             num_gpus=bundle.gpus,
             max_concurrency=3,  # send, receive and close
             runtime_env={"env_vars": {_NICENESS: "0"}},
@@ -173,9 +158,14 @@ class RayBackend:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def bundles_of(run: RunFile) -> list[Bundle]:
-    """One for each node that trains and each replica."""
-    return [Bundle(role) for role in run.roles.values() for _ in range(role.count)]
+def bundles_of(run: RunFile) -> list[Role]:
+    """Returns the needs of each node that trains, and of each replica."""
+    return [role for role in run.roles.values() for _ in range(role.count)]
+
+
+def _cores(role: Role) -> int:
+    """Returns a core for each process where the file does not say how many: Ray places nothing that needs none."""
+    return role.cpus or (role.processes if role.name == TRAIN else max(1, role.gpus))
 
 
 def open_backend(run: RunFile, silence_s: float) -> RayBackend:
@@ -191,7 +181,7 @@ def planned(run: RunFile, silence_s: float) -> LocalClusterBackend:
     python = _options(run).get("python", sys.executable)
     folder = str(Path.cwd())
     nodes = [
-        Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
+        Node(f"bundle-{number}", None, one.gpus, _cores(one), python, folder, (one.name,))
         for number, one in enumerate(bundles_of(run))
     ]
     return LocalClusterBackend(nodes, silence_s)
@@ -228,11 +218,11 @@ def _connect(address: str) -> None:
     vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
 
 
-def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
+def _placed(bundles: Sequence[Role], strategy: str, wait_s: int) -> Any:
     """A placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
     import ray
 
-    wanted = [{"CPU": one.cpus} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]
+    wanted = [{"CPU": _cores(one)} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]
     group = ray.util.placement_group(wanted, strategy=strategy, name=f"swift-{os.getpid()}")
     deadline = time.monotonic() + wait_s
     while not group.wait(min(_SAY_S, max(0.1, deadline - time.monotonic()))):
