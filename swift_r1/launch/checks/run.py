@@ -351,7 +351,9 @@ def show(report: CheckReport, console: Console) -> None:
     if not report.ok:
         console.print("this would break a run", style="red")
         return
-    notes = len(report.notes) + sum(len(one.problems) for one in (*report.datasets, *report.rewards))
+    notes = len(report.notes)
+    notes += sum(len(data.problems) for data in report.datasets)
+    notes += sum(len(reward.problems) for reward in report.rewards)
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
     console.print(good, style="green")
 
