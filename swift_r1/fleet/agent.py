@@ -94,7 +94,7 @@ class NodeAgent:
     killed: bool = False  # something of what was started, by a signal
 
     def run(self) -> None:
-        """Until the driver is gone; then nothing that was started is there any more."""
+        """Works for the driver until that is gone, and ends all that was started."""
         self.tell("hello", **about_node())
         heard = time.monotonic()
         while self.over is None:
@@ -252,7 +252,7 @@ class NodeAgent:
 
 
 def remove_what_is_left() -> None:
-    """Servers that were killed had no time to empty their shared memory."""
+    """Removes the shared memory of servers that were killed, and had no time to empty it."""
     from swift_r1.sync.staging import remove_leftovers  # numpy is behind it
 
     remove_leftovers()

@@ -72,7 +72,7 @@ class ClusterBackend(Protocol):
         """Starts an agent on the node. Raises OSError: it cannot be started."""
 
     def command(self, node: Node) -> Sequence[str]:
-        """The words that `connect` starts, for `--dry-run`."""
+        """Returns the words that `connect` starts, for `--dry-run`."""
 
 
 class ProcessPipe:

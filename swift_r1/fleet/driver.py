@@ -69,7 +69,7 @@ class Driver:
 
     @property
     def _wants_servers(self) -> bool:
-        """While training has not ended: its last step, too, may need a server that has just been lost."""
+        """Says whether training has not ended: its last step, too, may need a server that has just been lost."""
         waits = self.training.lives and not self._at_once
         return self.training.code is None and (self.interrupted is None or waits)
 
@@ -80,7 +80,7 @@ class Driver:
         return [task.place for task in self.tasks if task.place is not None and task.state != "given up"]
 
     def run(self) -> int:
-        """The exit code of the run.
+        """Returns the exit code of the run.
 
         Raises:
             UsageError: nodes cannot be reached, or have too little for the roles.
@@ -213,8 +213,8 @@ class Driver:
         self._changed(self)
 
     def _moved(self, task: FleetTask) -> None:
-        """A server has another address, or none. Training reads those of rollout servers while it runs; it is told the
-        others at its start, and begins again."""
+        """Tells training that a server has another address, or none. It reads those of rollout servers while it runs;
+        of the others it is told at its start, and begins again."""
         if not self.training.lives:
             return
         if task.role.name == ROLLOUT:

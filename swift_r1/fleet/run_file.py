@@ -97,7 +97,7 @@ class RunFile:
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunFile:
-    """The file's content, with `overrides` of flags of `swift rlhf` in the place of what the file has for them.
+    """Reads the file, with `overrides` of flags of `swift rlhf` in the place of what the file has for them.
 
     Raises:
         UsageError: every fault of the file.
@@ -145,8 +145,8 @@ def with_addresses(
     urls: Mapping[str, Sequence[str]],
     server_file: str | None = None,
 ) -> dict[str, Any]:
-    """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
-    servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
+    """Returns flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the
+    rollout servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
     flags = dict(rlhf)
     faults = list[str]()
     if ROLLOUT in urls:
@@ -171,7 +171,7 @@ def with_addresses(
 
 
 def _judge(value: Any) -> dict[str, Any]:
-    """`--judge` without what only its checks want: an object, JSON, or a file."""
+    """Reads `--judge` without what only its checks want: an object, JSON, or a file."""
     import yaml
 
     try:
@@ -209,7 +209,7 @@ def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[s
 
 
 def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
-    """A line for each name that is not known, with the nearest one that is."""
+    """Yields a line for each name that is not known, with the nearest one that is."""
     names = list(known)
     return (no_such(what, name, names) for name in given if name not in names)
 
@@ -246,7 +246,7 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
 
 
 def is_secret(variable: str) -> bool:
-    """Whether its name says that it is a key."""
+    """Says whether a variable is a key by its name."""
     return is_secret_name(variable) or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
 
 
@@ -280,7 +280,7 @@ def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _server(given: Mapping[str, Any], policy: Mapping[str, Any], role: Role) -> dict[str, Any]:
-    """A server's flags: of a rollout server, model and dtype are the policy's; its GPUs hold one copy of the model."""
+    """Returns a server's flags: a rollout server has the policy's model and dtype, and its GPUs one copy of it."""
     flags = {name: policy[name] for name in ("model", "torch_dtype") if name in policy} | dict(given)
     if role.gpus > 1 and not {"vllm_tensor_parallel_size", "vllm_data_parallel_size"}.intersection(flags):
         flags["vllm_tensor_parallel_size"] = role.gpus
@@ -334,12 +334,12 @@ def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[
 
 
 def hosts_faults(run: RunFile, instead: str) -> list[str]:
-    """A line for each role with `hosts`, for a backend that cannot be told names."""
+    """Returns a line for each role with `hosts`, for a backend that cannot be told names."""
     return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
 
 
 def option_faults(options: Mapping[str, Any], known: Mapping[str, type]) -> list[str]:
-    """A line for each key that is not known, or has a value of another type."""
+    """Returns a line for each key that is not known, or has a value of another type."""
     faults = list(unknown(options, known, "key"))
     for name, value in options.items():
         kind = known.get(name)

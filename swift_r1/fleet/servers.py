@@ -48,18 +48,18 @@ class FleetServers:
 
     @property
     def placed(self) -> bool:
-        """Whether each server has an address, or none now: it was given up, or waits for a place."""
+        """Says whether each server has an address, or none now: it was given up, or waits for a place."""
         return all(task.url is not None or task.state in ("given up", "waiting") for task in self.tasks)
 
     @property
     def enough(self) -> bool:
-        """Whether training may begin: each role has a server. Training itself waits for all but the judge."""
+        """Says whether training may begin: each role has a server. Training itself waits for all but the judge."""
         judges = [task for task in self.tasks if task.role.name == JUDGE]
         return all(self.urls.values()) and all(task.state == "ready" for task in judges)
 
     @property
     def were_ready(self) -> bool:
-        """Whether there are servers, and each has served."""
+        """Says whether there are servers, and each has served."""
         return bool(self.tasks) and all(task.ever_ready for task in self.tasks)
 
     def begin(self, task: FleetTask) -> None:
@@ -134,8 +134,8 @@ class FleetServers:
         self.begin(task)
 
     def ended(self, task: FleetTask) -> None:
-        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
-        one of its role is given up."""
+        """Brings one back that has ended, or whose node is gone. Raises ServerFailed: it has never been ready, or the
+        last one of its role is given up."""
         was = task.ending
         lost = task.code is None
         moves = task.code in (None, EXIT_PORT_TAKEN)

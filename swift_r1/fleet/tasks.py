@@ -92,7 +92,7 @@ class FleetTask:
             self.client.tell("signal", id=self.process, signal=number)
 
     def end(self, end_s: float) -> None:
-        """SIGTERM, and SIGKILL `end_s` seconds later."""
+        """Sends SIGTERM, and SIGKILL `end_s` seconds later."""
         if self.client is not None and self.lives:
             self.client.tell("end", id=self.process, end_s=end_s)
 
@@ -101,7 +101,7 @@ class FleetTask:
         self.code = code
 
     def lost(self, why: str) -> None:
-        """Its node is gone, and it with that."""
+        """Notes that its node is gone, and it with that."""
         self.state = "ended"
         self.code = None
         self.client = None

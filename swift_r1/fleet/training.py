@@ -137,7 +137,7 @@ class Training:
         return self.lives
 
     def ended(self, task: FleetTask) -> None:
-        """One has ended, or its node is gone."""
+        """Notes that one has ended, or that its node is gone."""
         if task.code != EXIT_OK:
             shown = task is self.tasks[0] or task.code is None  # what it said last
             self._launch.changed(task, task.ending if shown else f"{task.ending}: {task.last_line}")

@@ -155,7 +155,7 @@ def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[s
 def devices_of(
     ranks: int, each: int, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool
 ) -> list[dict[str, str]]:
-    """Variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
+    """Returns variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
         visible = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         name = "CUDA_VISIBLE_DEVICES"
@@ -172,7 +172,7 @@ def devices_of(
 
 
 def free_ports(count: int, host: str) -> list[int]:
-    """Ports of `host`, an address of this machine, that nobody listens on now."""
+    """Returns ports of `host`, an address of this machine, that nobody listens on now."""
     with ExitStack() as cleanup:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         probes = [cleanup.enter_context(socket.socket(family)) for _ in range(count)]

@@ -107,7 +107,7 @@ def trainer_environment(
     deterministic: bool = False,
     peer: str | None = None,
 ) -> dict[str, str]:
-    """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
+    """Returns variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
     Args:
         offline: neither the model nor the data nor an upload needs the hub.
@@ -159,7 +159,7 @@ def interface_to(host: str) -> str | None:
 def server_environment(
     environ: Mapping[str, str], *, offline: bool, cpus: Sequence[int], gpu: bool, engines: int = 1
 ) -> dict[str, str]:
-    """Variables to add for `swift rollout`: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
+    """Returns variables to add for `swift rollout`: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
 
     Args:
         engines: processes that hold a part or a copy of the model, each bound to its share of the CPUs.
@@ -177,7 +177,7 @@ def server_environment(
 
 
 def cpu_binding(cpus: Sequence[int], engines: int) -> str:
-    """CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
+    """Writes CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
     return "|".join(map(cpu_ranges, cpu_shares(cpus, engines)))
 
 

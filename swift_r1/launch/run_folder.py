@@ -137,7 +137,7 @@ def write_args(
 
 
 def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
-    """Flags and versions in which the nodes of a run may not differ."""
+    """Returns flags and versions in which the nodes of a run may not differ."""
     flags = {f"--{name}": value for name, value in args.to_dict().items() if name not in _OF_A_NODE}
     versions = {name: version for name, version in package_versions().items() if name != "python"}
     return flags | versions | {"NNODES": world.nnodes, "NPROC_PER_NODE": world.nproc_per_node}

@@ -58,7 +58,7 @@ class StopRequest:
 
     @property
     def signalled(self) -> bool:
-        """Whether this process was told to stop."""
+        """Says whether this process was told to stop."""
         return bool(self._signalled)
 
     @property

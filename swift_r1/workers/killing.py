@@ -74,7 +74,7 @@ def end_children(spared: Collection[int] = ()) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """A context around one call: the processes that it started end with it, and their descendants too."""
+    """Ends, when one call is over, the processes that it has started, and their descendants."""
     before = _own_children()
     try:
         yield

@@ -175,7 +175,7 @@ class WorkerPool(Generic[ReadyT]):
 
 class _WorkerProcess(SpawnProcess):
     def terminate(self) -> None:
-        """The worker ignores SIGTERM; what it has started ends too."""
+        """Kills the worker, which ignores SIGTERM, with what it has started."""
         if self.pid is not None and self.is_alive():
             end_whole([self.pid])
 

@@ -83,7 +83,7 @@ class WorkerOutput:
         sys.stdout, sys.stderr = self._texts
 
     def end_call(self) -> None:
-        """Further output is another call's; waits at most a second until what was printed is passed on."""
+        """Counts further output as another call's; waits at most a second until what was printed is passed on."""
         for text in self._texts:
             text.flush()
         self._connection.settimeout(_PASS_ON_SECONDS)

@@ -46,7 +46,7 @@ def become_worker(
 
 @contextmanager
 def guarded(limit: float) -> Iterator[None]:
-    """Around one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
+    """Guards one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
     memory is used up; what the call started and printed ends with it, and the working folder is what it was."""
     try:
         here = os.open(".", os.O_PATH)

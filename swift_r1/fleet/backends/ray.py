@@ -123,7 +123,7 @@ class RayBackend:
         ]
 
     def _places(self) -> list[str]:
-        """The Ray node of each bundle; empty where it has none now."""
+        """Returns the Ray node of each bundle; empty where it has none now."""
         from ray.util import placement_group_table
 
         with _as_os_errors():
@@ -177,7 +177,7 @@ def open_backend(run: RunFile, silence_s: float) -> RayBackend:
 
 
 def planned(run: RunFile, silence_s: float) -> LocalClusterBackend:
-    """The bundles, on whichever nodes Ray will place them."""
+    """Returns the bundles, on whichever nodes Ray will place them."""
     python = _options(run).get("python", sys.executable)
     folder = str(Path.cwd())
     nodes = [
@@ -219,7 +219,7 @@ def _connect(address: str) -> None:
 
 
 def _placed(bundles: Sequence[Role], strategy: str, wait_s: int) -> Any:
-    """A placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
+    """Returns a placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
     import ray
 
     wanted = [{"CPU": _cores(one)} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]

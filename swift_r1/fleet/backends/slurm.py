@@ -127,8 +127,8 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
 
 
 def after(code: int, folder: Path, output_dir: Path, max_restarts: int) -> int:
-    """After the driver's end inside a job: one that Slurm has told to end is queued again, unless more than
-    `max_restarts` of its starts in a row have brought the run in `folder` no further."""
+    """Queues a job again that Slurm has told to end, after the driver's end inside it, unless more than
+    `max_restarts` of its starts in a row have brought the run in `folder` no further. Returns the exit code."""
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code
@@ -246,7 +246,7 @@ def _pass_on(log: Path, shown: int) -> int:
 
 @contextlib.contextmanager
 def _signals_heard() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM add to the list and do nothing else."""
+    """Yields a list that SIGINT and SIGTERM add to; they do nothing else."""
     heard: list[int] = []
     with handlers_kept(signal.SIGINT, signal.SIGTERM):
         for number in (signal.SIGINT, signal.SIGTERM):

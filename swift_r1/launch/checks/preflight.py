@@ -145,7 +145,7 @@ def hub_faults(args: RlhfArguments) -> list[str]:
 
 
 def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
-    """Columns that a reward asks for by name and that some rows of `parts` lack."""
+    """Finds columns that a reward asks for by name and that some rows of `parts` lack."""
     columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
     faults = []

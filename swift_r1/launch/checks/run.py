@@ -92,7 +92,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing found would break a run."""
+        """Says whether nothing found would break a run."""
         return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
 
     def to_json(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _text(environment: Any, observation: Any) -> str:
 
 
 def _plain(styled: re.Match[str]) -> str:
-    """Text with a background in brackets, which is where the player is; other colours by their name."""
+    """Puts text with a background, which is where the player is, in brackets, and names other colours."""
     codes = [int(code) for code in styled["style"].split(";") if code]
     text = styled["text"]
     if any(40 <= code < 48 for code in codes):

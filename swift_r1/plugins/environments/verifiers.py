@@ -116,7 +116,7 @@ def _cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """What is logged there is in the error that is raised."""
+    """Silences a logger: what it would say is in the error that is raised."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -137,7 +137,7 @@ class _Errors(logging.Handler):
 
 @contextlib.contextmanager
 def _raising(name: str) -> Iterator[None]:
-    """A reward function that raises is 0 to its rubric, with a line in the log; here it is an error."""
+    """Raises what a reward function has raised, which is 0 to its rubric, with a line in the log."""
     logger = logging.getLogger(name)
     errors = _Errors()
     logger.addHandler(errors)

@@ -76,7 +76,7 @@ class ToolPool:
             self._worked = time.monotonic()
 
     def worked(self) -> float:
-        """When a call was under way last, by the monotonic clock."""
+        """Returns when a call was under way last, by the monotonic clock."""
         return time.monotonic() if self.running else self._worked
 
     async def _answer(self, call: ToolCall, names: Collection[str]) -> ToolAnswer:

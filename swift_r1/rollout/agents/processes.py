@@ -94,12 +94,12 @@ class AgentProcesses:
         return self._numbers, ended
 
     def kill(self, number: int) -> None:
-        """It ends soon, with all that it has started."""
+        """Kills an episode, which ends soon, with all that it has started."""
         if number in self._waiting:
             self._send({"end": number})
 
     async def _end(self) -> None:
-        """The parent kills what runs, and ends."""
+        """Ends the parent, which kills what runs."""
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(ConnectionError):
