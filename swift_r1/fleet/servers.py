@@ -8,7 +8,7 @@ from collections.abc import Callable
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_RUN_FAILED, EXIT_USAGE, RunFailed
 from swift_r1.flags.rollout import url_of
 from swift_r1.fleet.client import Event
-from swift_r1.fleet.commands import device_variables, server_words
+from swift_r1.fleet.commands import server_words
 from swift_r1.fleet.placement import NoRoom, find_places
 from swift_r1.fleet.run_file import JUDGE, TRAIN
 from swift_r1.fleet.tasks import FleetTask, LaunchContext
@@ -86,10 +86,9 @@ class FleetServers:
         client.ask("free_ports", with_port, count=1, host=address)
 
     def _start(self, task: FleetTask) -> None:
-        assert task.place is not None and task.port is not None and task.client and task.client.about
+        assert task.place is not None and task.port is not None
         words = server_words(self._launch.run, task.role.name, self._fleet.address(task.place.node), task.port)
-        devices = device_variables(task.place, bool(task.client.about["gpus"]))
-        task.start(words, {**self._launch.environ, **devices}, self._launch.log(task))
+        task.start(words, self._launch.environ, self._launch.log(task))
         self._launch.changed(task, f"started at {task.url}")
 
     def look(self) -> None:

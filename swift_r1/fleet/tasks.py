@@ -11,6 +11,7 @@ from typing import Literal
 
 from swift_r1.errors import EXIT_RANK_KILLED
 from swift_r1.fleet.client import AgentClient
+from swift_r1.fleet.commands import device_variables
 from swift_r1.fleet.flags import LaunchArguments
 from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
@@ -67,21 +68,22 @@ class FleetTask:
     def node(self) -> str:
         return self.place.node if self.place else ""
 
-    def start(self, words: list[str], environ: dict[str, str], log: Path) -> None:
-        """Gives the order to its agent; `words` follow the interpreter's name."""
+    def start(self, words: list[str], environ: Mapping[str, str], log: Path) -> None:
+        """Gives the order to its agent; `words` follow the interpreter's name. It sees its GPUs alone."""
         assert self.client is not None and self.client.about is not None and self.place is not None
         node = self.client.node
         self.attempt = self.attempt + 1
         self.started = time.monotonic()
         self.code = None
         self.state = "running" if self.role.name == TRAIN else "starting"
+        devices = device_variables(self.place, bool(self.client.about["gpus"]))
         with log.open("a", encoding="utf-8") as out:
             out.write(f"swift launch: start {self.attempt} of {self.name}, on {node.name}\n")
         self.client.tell(
             "start",
             id=self.process,
             words=[node.python or self.client.about["python"], *words],
-            environ={"PYTHONUNBUFFERED": "1"} | environ,
+            environ={"PYTHONUNBUFFERED": "1", **environ, **devices},
             cwd=node.folder or self.client.about["folder"],
             cpus=self.place.cpus,
             end_s=TRAIN_END_S if self.role.name == TRAIN else SERVER_END_S,

@@ -17,7 +17,7 @@ from swift_r1.errors import (
     EXIT_USAGE,
 )
 from swift_r1.fleet.client import Event
-from swift_r1.fleet.commands import device_variables, rank_variables, server_file, train_words
+from swift_r1.fleet.commands import rank_variables, server_file, train_words
 from swift_r1.fleet.placement import NoRoom, find_places
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN
 from swift_r1.fleet.servers import FleetServers
@@ -90,13 +90,8 @@ class Training:
             resume = self._resume or self.restarts > 0
             words = train_words(self._launch.run, self._servers.urls, self._folder, resume, server_file(self._folder))
             for task in self.tasks:
-                assert task.place is not None and task.client is not None and task.client.about is not None
-                environ = {
-                    **self._launch.environ,
-                    LAUNCHED: "1",
-                    **device_variables(task.place, bool(task.client.about["gpus"])),
-                    **rank_variables(self._launch.run, len(self.tasks), task.number, address, port),
-                }
+                ranks = rank_variables(self._launch.run, len(self.tasks), task.number, address, port)
+                environ = {**self._launch.environ, LAUNCHED: "1", **ranks}
                 task.start(words, environ, self._launch.log(task))
                 self._launch.changed(task, "trains")
 
