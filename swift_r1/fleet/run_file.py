@@ -241,7 +241,7 @@ def _role(name: str, values: Any, faults: list[str]) -> Role | None:
         faults += [f"roles: {name}: {fault}" for fault in found]
         return None
     gpus = values.get("gpus", 0)
-    processes = values.get("processes", gpus or 1)
+    processes = values.get("processes") or gpus or 1
     return Role(name, values.get(numbers[0], 1), gpus, processes, values.get("cpus"), tuple(hosts))
 
 
