@@ -72,11 +72,12 @@ class SupervisedProcess(subprocess.Popen[bytes]):
                 options["stderr"] = self._errors
             super().__init__(list(words), env=None if environ is None else dict(environ), **options)
 
-    def last_line(self) -> str:
-        """Returns the last line of its log, or of its standard error, that is not blank; at most 300 characters."""
+    def last_line(self, nothing: str = "it said nothing") -> str:
+        """Returns the last line of its log, or of its standard error, that is not blank, at most 300 characters of it;
+        `nothing` where there is none."""
         text = self._said.read_text(encoding="utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else nothing
 
     def ask_to_end(self, seconds: float) -> None:
         """Sends SIGTERM; `look` kills the process after `seconds`."""

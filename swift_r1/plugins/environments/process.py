@@ -73,7 +73,7 @@ def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str,
     fault = next((line["fault"] for line in lines if "fault" in line), None)
     if fault is None and code != 0:
         ending = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
-        fault = f"--env {request['spec']}: its process {ending}; its last line: {process.last_line()}"
+        fault = f"--env {request['spec']}: its process {ending}; its last line: {process.last_line('it wrote nothing')}"
     return [line for line in lines if "fault" not in line], fault
 
 
