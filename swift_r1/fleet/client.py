@@ -73,7 +73,7 @@ class AgentClient:
 
     def _pass_on(self, pipe: AgentPipe) -> str:
         """Passes on what the agent says, to its end; returns why that came."""
-        while line := pipe.receive():
+        for line in iter(pipe.receive, b""):
             try:
                 event = json.loads(line)
             except ValueError:

@@ -128,7 +128,8 @@ def trainer_environment(
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
     if world.nnodes > 1:
         wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
-        if peer and (name := interface_to(peer)):
+        name = interface_to(peer) if peer else None
+        if name:
             # gloo would take the address of this machine's name, often one that no other machine reaches.
             wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:

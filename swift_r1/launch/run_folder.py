@@ -46,7 +46,8 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
     if not os.access(existing, os.W_OK | os.X_OK):
         return [f"--output_dir {folder}: no permission to write in {existing}"]
     fresh = not args.add_version and world.node_rank == 0 and args.resume_from_checkpoint is None
-    if fresh and (found := holds_run(folder)):
+    found = holds_run(folder) if fresh else None
+    if found:
         return [
             f"--output_dir {folder} holds a run already ({found}): give another folder, continue that run "
             "(--resume_from_checkpoint last), or leave --add_version true for a new folder inside it"

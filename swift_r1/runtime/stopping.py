@@ -84,7 +84,7 @@ class StopRequest:
         return OUT_OF_TIME if late else 0
 
     def _read_signals(self, read_end: int) -> None:
-        while numbers := os.read(read_end, 64):
+        for numbers in iter(lambda: os.read(read_end, 64), b""):
             for number in filter(_EXIT_CODES.__contains__, numbers):
                 self._on_signal(number)
 

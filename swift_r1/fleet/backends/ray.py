@@ -35,7 +35,8 @@ class AgentActor(ProcessPipe):
     """Runs an agent from a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
 
     def __init__(self, words: Sequence[str], cores: range | None) -> None:
-        if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
+        own = sorted(os.sched_getaffinity(0))
+        if cores is not None and len(own) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
         # Ray sets OMP_NUM_THREADS to the actor's CPUs for its own tasks.
         environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", _NICENESS)}
@@ -65,7 +66,7 @@ class RayPipe:
     def receive(self) -> bytes:
         import ray
 
-        while (end := self._rest.find(b"\n") + 1) == 0:
+        while b"\n" not in self._rest:
             try:
                 data = ray.get(self._actor.receive.remote())
             except ray.exceptions.RayError as error:
@@ -74,9 +75,8 @@ class RayPipe:
             if not data:
                 return b""
             self._rest += data
-        line = bytes(self._rest[:end])
-        del self._rest[:end]
-        return line
+        line, _, self._rest = self._rest.partition(b"\n")
+        return bytes(line + b"\n")
 
     def close(self) -> None:
         import ray
@@ -203,7 +203,8 @@ def _connect(address: str) -> None:
         import ray
     except ImportError as error:
         raise UsageError("Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version") from error
-    if ":" in (given := os.environ.get("RAY_ADDRESS", "") if address == "auto" else address) and "://" not in given:
+    given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if ":" in given and "://" not in given:
         host, _, port = given.rpartition(":")
         try:  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), _ANSWER_S).close()

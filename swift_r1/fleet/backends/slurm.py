@@ -175,8 +175,10 @@ def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
         what = state.get("JobState", "")
         if what and what not in (*_WAITING, *_AT_WORK):
             return _end(job, what, state, done)
-        if what in _WAITING and (line := _waiting(job, state)) != said:
-            say(line, "launch")
+        if what in _WAITING:
+            line = _waiting(job, state)
+            if line != said:
+                say(line, "launch")
             said = line
         elif what == "RUNNING" and said != what:
             say(f"job {job} runs on {state.get('NodeList')}", "launch")

@@ -57,11 +57,14 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
     )
     faults = []
     for flag, what, name, registry in named:
-        if name is not None and name not in registry:
+        if name is None:
+            continue
+        instead = instead_of(registry[name]) if name in registry else None
+        if name not in registry:
             faults += _missing(flag, what, [name], registry)
-        elif name is not None and (instead := instead_of(registry[name])) is not None:
+        elif instead is not None:
             faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
-        elif name is not None and _leads_many(registry[name]):
+        elif _leads_many(registry[name]):
             faults.append(
                 f"--{flag} {name} leads many completions together (async_infer), as trees of them; here a scheduler "
                 "leads one: override run or step"

@@ -255,8 +255,10 @@ def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Dro
         notes.append(
             f"{drops.broken:,} of all {drops.seen:,} rows are left out{', for example ' * bool(others)}{others}"
         )
-    if encoder is not None and encoder.truncation == "delete" and (long := len(encoder.too_long(data.train))):
-        notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
+    if encoder is not None and encoder.truncation == "delete":
+        long = len(encoder.too_long(data.train))
+        if long:
+            notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
     return notes
 
 

@@ -52,7 +52,10 @@ class GymnasiumAgent(EnvironmentAgent):
         most = environment.spec.max_episode_steps or _TURNS
         rewards: list[float] = []
         result = {"steps": 0, "invalid_actions": 0, "terminated": False, "truncated": False}
-        while len(rewards) < most and (message := await chat.turn()) is not None:
+        while len(rewards) < most:
+            message = await chat.turn()
+            if message is None:
+                break
             action = _action(message["content"], actions)
             if action is None:
                 result["invalid_actions"] += 1

@@ -106,12 +106,14 @@ class TrlAgent(EnvironmentAgent):
             return str(await _awaited(tools[name](**arguments)))
 
         calls = failed = rounds = 0
-        while (message := await chat.turn()) is not None and message.get("tool_calls") and chat.ended is None:
+        message = await chat.turn()
+        while message is not None and message.get("tool_calls") and chat.ended is None:
             if rounds == given.most_calls:
                 break
             rounds += 1
             calls += len(message["tool_calls"])
             failed += await chat.call(message, answer)
+            message = await chat.turn()
         rewards = await _rewards(given, environment, prompt, chat.messages[len(prompt) :], own)
         return {**rewards, "tool_calls_made": float(calls), "tool_calls_failed": float(failed)}
 

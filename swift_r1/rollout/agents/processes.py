@@ -121,7 +121,7 @@ class AgentProcesses:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
+            async for line in reader:
                 about = json.loads(line)
                 ended = self._waiting.pop(about.pop("ended"))
                 if not ended.done():
