@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from swift_r1.errors import SwiftError
 from swift_r1.sync.staging import StagedBucket
+from swift_r1.sync.transport import chunks_of
 from swift_r1.sync.update import PendingUpdate, UpdateMachine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
@@ -110,10 +112,11 @@ class Relays:
         index = 0
         try:
             with RolloutClient(request.url, self._api_key) as client:
-                async with client.open_async() as http:
-                    while (bucket := await self._arrived(update, index)) is not None:
-                        await client.put_bucket(http, *_body(bucket, request), _SILENCE_S)
-                        index += 1
+                while (bucket := await self._arrived(update, index)) is not None:
+                    headers, body = _body(bucket, request)
+                    sent = client.called("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers, _SILENCE_S)
+                    await asyncio.wrap_future(client.loop.start(sent))
+                    index += 1
         except httpx.InvalidURL as error:
             raise HTTPError(422, f"url: {error}") from error
         except SwiftError as error:
@@ -133,7 +136,7 @@ class Relays:
             await self._news.wait()
 
 
-def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], AsyncIterator[bytes]]:
+def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], Iterator[bytes]]:
     """Returns what goes to the other server: what has changed, if it holds what changes, else the whole file."""
     headers = {
         wire.LEASE_HEADER: request.lease,
@@ -144,16 +147,10 @@ def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, s
     change = bucket.change if bucket.base is not None and bucket.base == request.base else None
     headers["Content-Length"] = str(bucket.path.stat().st_size if change is None else len(change))
     if change is not None:
-        return headers | {wire.BASE_HEADER: str(bucket.base)}, _pieces(change)
+        return headers | {wire.BASE_HEADER: str(bucket.base)}, chunks_of([memoryview(change)])
     return headers, _file(bucket.path)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(body), _PIECE):
-        yield body[start : start + _PIECE]
-
-
-async def _file(path: Path) -> AsyncIterator[bytes]:
+def _file(path: Path) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
-        while piece := await asyncio.to_thread(file.read, _PIECE):
-            yield piece
+        yield from iter(partial(file.read, _PIECE), b"")

@@ -255,7 +255,7 @@ class NcclSender:
             group.close()
 
     def _ask(self, path: str, body: BaseModel) -> Future[wire.UpdateStatus]:
-        return _start(lambda: self._client.call("POST", path, wire.UpdateStatus, body, self._headers))
+        return self._client.loop.start(self._client.called("POST", path, wire.UpdateStatus, body, self._headers))
 
     def _until(self, done: Callable[[], bool], futures: Sequence[Future[Any]], limit_s: float, what: str) -> None:
         """Waits for `done`; a future that failed ends the wait at once with what it raised."""

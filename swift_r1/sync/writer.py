@@ -7,8 +7,7 @@ after about F * (B + log_F N) times a bucket's time on the network instead of N 
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 import logging
 import math
 import os
@@ -19,6 +18,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,80 +81,6 @@ def save_token(run_dir: Path, token: str) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(token)
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """One lease. `renew` says whether it succeeded."""
-
-    renew: Callable[[], bool]
-    ttl_s: float
-    failed: bool = False
-    running: bool = False
-    ended: bool = False
-
-
-class Renewals:
-    """Renews each lease five times in its time to live, each time in a thread that ends with the answer: a server that
-    hangs holds up no other's lease."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Held]] = []
-        self._serial = itertools.count()
-        self._count = 0
-        self._clock: threading.Thread | None = None
-
-    def ttl_s(self, at_least: float) -> float:
-        """Seconds for which a lease is taken: longer where there are many, so that renewals stay rare."""
-        return max(at_least, min(_LONGEST_TTL_S, self._count * _RENEWALS_PER_TTL / _RENEWALS_A_SECOND))
-
-    def add(self, ttl_s: float, renew: Callable[[], bool]) -> Held:
-        held = Held(renew, ttl_s)
-        with self._changed:
-            self._count += 1
-            self._plan(held)
-            if self._clock is None:
-                self._clock = threading.Thread(target=self._run, name="leases", daemon=True)
-                self._clock.start()
-        return held
-
-    def end(self, held: Held, wait_s: float) -> None:
-        """Also waits for a renewal that is under way, at most so long."""
-        with self._changed:
-            self._count -= not held.ended
-            held.ended = True
-            self._changed.wait_for(lambda: not held.running, wait_s)
-
-    def _plan(self, held: Held) -> None:
-        after = self.ttl_s(held.ttl_s) / _RENEWALS_PER_TTL * (2 if held.failed else 1)
-        heapq.heappush(self._due, (time.monotonic() + after, next(self._serial), held))
-        self._changed.notify_all()
-
-    def _run(self) -> None:
-        with self._changed:
-            while True:
-                while not self._due or (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(left if self._due else None)
-                held = heapq.heappop(self._due)[2]
-                if not held.ended:
-                    held.running = True
-                    threading.Thread(target=self._renew, args=(held,), name="lease", daemon=True).start()
-
-    def _renew(self, held: Held) -> None:
-        renewed = False
-        try:
-            renewed = held.renew()
-        finally:
-            with self._changed:
-                held.running = False
-                held.failed = not renewed
-                self._changed.notify_all()
-                if not held.ended:
-                    self._plan(held)
-
-
-_renewals = Renewals()
 
 
 def fanout_of(asked: int | None, servers: int) -> int:
@@ -247,8 +174,9 @@ class WeightWriter:
         # Whether other servers reach this one, as far as is known.
         self.takes_relays = re.match(wire.RELAY_URL, client.base_url) is not None
         self.nccl = NcclSender(client, self.headers)
-        self._closed = self._lost = False
-        self._held: Held | None = None
+        self._closed = False
+        self._ending = asyncio.Event()
+        self._renewing: Future[None] | None = None
 
     def __enter__(self) -> WeightWriter:
         return self
@@ -258,16 +186,23 @@ class WeightWriter:
 
     def take(self, at_most_s: float = math.inf) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
-        ttl_s = _renewals.ttl_s(self._ttl_s)
-        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=ttl_s, token=self.token)
-        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=min(QUICK_S, at_most_s))
+        self.client.loop.run(self._take(min(QUICK_S, at_most_s)))
+
+    async def _take(self, timeout_s: float) -> None:
+        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=self._time_to_live_s(), token=self.token)
+        await self.client.called("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s)
+
+    def _time_to_live_s(self) -> float:
+        """Returns the seconds for which the lease is taken: longer where there are many, so that renewals stay rare."""
+        many_s = self.client.loop.users * _RENEWALS_PER_TTL / _RENEWALS_A_SECOND
+        return max(self._ttl_s, min(_LONGEST_TTL_S, many_s))
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease as `take_when_free`, and renews it until `close`. What the client generates belongs to it
         from now on."""
         self.take_when_free(wait_s, report)
         self.client.lease = self.token
-        self._held = _renewals.add(self._ttl_s, self._renew)
+        self._renewing = self.client.loop.start(self._renew())
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
@@ -299,8 +234,8 @@ class WeightWriter:
         if self._closed:
             return
         self._closed = True
-        if self._held is not None:
-            _renewals.end(self._held, QUICK_S)
+        if self._renewing is not None:
+            self.client.loop.run(self._end_renewals())
         self.nccl.close()
         try:
             self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S)
@@ -506,16 +441,28 @@ class WeightWriter:
         except SwiftError as error:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
-    def _renew(self) -> bool:
-        """Whether that succeeded. A loss is logged once: the next push takes the lease again, or says who has it."""
-        try:
-            self.take(_RENEWAL_S)
-            self._lost = False
-        except SwiftError as error:
-            if not self._lost:
-                logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-            self._lost = True
-        return not self._lost
+    async def _renew(self) -> None:
+        """Renews the lease five times in its time to live. A loss is logged once: the next push takes the lease again,
+        or says who has it."""
+        lost = False
+        while not self._ending.is_set():
+            after = self._time_to_live_s() / _RENEWALS_PER_TTL * (2 if lost else 1)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), after)
+                return
+            try:
+                await self._take(_RENEWAL_S)
+                lost = False
+            except SwiftError as error:
+                if not lost:
+                    logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
+                lost = True
+
+    async def _end_renewals(self) -> None:
+        """Also waits for a renewal that is under way: it would take the lease again after it was given back."""
+        assert self._renewing is not None
+        self._ending.set()
+        await asyncio.wait([asyncio.wrap_future(self._renewing)], timeout=QUICK_S)
 
 
 @dataclass(slots=True)

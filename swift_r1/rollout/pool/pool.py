@@ -3,16 +3,15 @@ are spread over them in `router.py`."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import resource
 import threading
-import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.record.events import Events
@@ -20,20 +19,19 @@ from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health, Stay
-from swift_r1.rollout.pool.router import RequestLoops, Router
-from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
+from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
 from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
+from swift_r1.wire.connections import KEPT, ServerLoop
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
 from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_S = 2.0
-_LOOKS_AT_ONCE = 5  # every LOOK_S
 _AT_ONCE = 64  # servers that are asked for something else than completions
 # open ones: without servers, of each, and as many as are wanted
 _FILES = 256
@@ -100,7 +98,7 @@ class ServerPool:
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
         self._bytes_of_left = 0
         self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
-        self._loops = RequestLoops()
+        self._loop = ServerLoop.shared()
 
     @property
     def sessions(self) -> Sequence[ServerSession]:
@@ -114,7 +112,7 @@ class ServerPool:
     def close(self) -> None:
         """Ends the waiting for servers, gives the leases back, and closes the connections."""
         self.health.close()
-        self._loops.close()
+        self._loop.close()
 
     def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
         """Makes the servers those of these `urls`: a newcomer's session, which `make` makes, joins, and who
@@ -182,11 +180,19 @@ class ServerPool:
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-        with self._loops.one(self.sessions, at_once) as loop:
-            router = Router(
-                self.health, calls, versions, on_answer or calls.answered, look or calls.look, at_once, loop.clients
-            )
-            loop.run(router)
+
+        def asked(put: Callable[[RolloutOutput], None]) -> Coroutine[Any, Any, None]:
+            return Router(self.health, calls, versions, put, at_once).run()
+
+        self._loop.hand_over(asked, on_answer or calls.answered, look or calls.look)
+        self._loop.run(self._drop_connections(at_once))
+
+    async def _drop_connections(self, at_once: int) -> None:
+        """Closes all connections but a few to each server, where there are files for these beside so many requests."""
+        sessions = self.sessions
+        kept = int(KEPT * len(sessions) <= at_once)
+        for session in sessions:
+            await session.client.drop_connections(kept)
 
     def publish(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
@@ -314,29 +320,20 @@ class ServerPool:
 
     def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
-        heard = dict.fromkeys(threads, time.monotonic())
-        looked = dict(heard)  # oldest first
 
-        def look(stay: Stay) -> None:
-            asked = time.monotonic()
-            client = stay.session.client
-            if client.is_alive(min(_HEALTH_S, client.silence_s)):
-                heard[stay] = time.monotonic()
-            elif asked - heard[stay] > client.silence_s:  # as in `RolloutClient.watch`
-                raise ServerLost
+        def watch(stay: Stay) -> Future[None]:
+            watching = self._loop.start(stay.session.client.watch(lambda: len(threads)))
+            watching.add_done_callback(lambda ended: None if ended.cancelled() else self.health.lose(stay))
+            return watching
 
-        # In threads: silent servers would keep the others from being looked at.
-        with ThreadPoolExecutor(_AT_ONCE) as looks:
-            while running := {stay for stay, thread in threads.items() if thread.is_alive() and not stay.over}:
-                threads[next(iter(running))].join(LOOK_S)
-                for stay in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
-                    now = time.monotonic()
-                    if now - looked[stay] <= _HEALTH_S:
-                        break
-                    del looked[stay]
-                    if stay in running:
-                        looked[stay] = now
-                        looks.submit(self.health.attempt, stay, partial(look, stay))
+        watches = [watch(stay) for stay in threads]
+        try:
+            for stay, thread in threads.items():
+                while thread.is_alive() and not stay.over:
+                    thread.join(LOOK_S)
+        finally:
+            for watching in watches:
+                watching.cancel()
 
 
 class Membership:
