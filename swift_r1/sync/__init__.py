@@ -1,3 +1,2 @@
 """Both halves of the weight protocol: `writer.py` sends a version out of a `snapshot.py` or GPU memory; `update.py` is
-the server's state machine, `staging.py` its files, and `relays.py` passes them on. `serving/updates.py` joins these to
-an engine."""
+the server's state machine, `staging.py` its files, and `server.py` joins these to an engine and passes them on."""

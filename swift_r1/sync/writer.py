@@ -38,7 +38,9 @@ from swift_r1.sync.transport import (
     chunks_of,
     incoming,
     overlapped,
+    packed,
     seconds_for,
+    shared,
     streamed,
     usable_folder,
     write_file,
@@ -389,8 +391,6 @@ class WeightWriter:
 
     def _lend(self, attempt: _Attempt, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""
-        from swift_r1.sync.device_memory import packed, shared
-
         block = packed(bucket)
         entries = streamed(bucket)
         limit = self._sent(attempt, block.nbytes)

@@ -13,8 +13,7 @@ import httpx
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
-from swift_r1.sync.device_memory import own_gpu
-from swift_r1.sync.transport import AUTO, IPC, SHM
+from swift_r1.sync.transport import AUTO, IPC, SHM, own_gpu
 from swift_r1.sync.writer import Bucket, Link, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
