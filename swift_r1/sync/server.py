@@ -85,7 +85,7 @@ class WeightEngine(Protocol):
 
 
 class Admits(Protocol):
-    """Lets work into the engine, as `Admission` does: while weights change it keeps work out."""
+    """Keeps work out of the engine while its weights change, as `Admission` does."""
 
     exclusive: asyncio.Lock
     asleep: str | None

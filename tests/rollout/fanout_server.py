@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ async def gone(mark: Path) -> None:
 async def main(folder: Path, api_key: str | None) -> None:
     plain = update_server._file
 
-    async def as_told(path: Path) -> AsyncIterator[bytes]:
-        async for piece in plain(path):
+    def as_told(path: Path) -> Iterator[bytes]:
+        for piece in plain(path):
             yield piece[:-1] + bytes([piece[-1] ^ 1]) if (folder / "corrupt").exists() else piece
 
     update_server._file = as_told

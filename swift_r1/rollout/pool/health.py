@@ -8,7 +8,12 @@
     any --is no longer named--> left
 
 Only `Health` changes a state, under its lock and in `_enter`. A thread of its own waits for each server that is away,
-and ends when the server enters another state. `sync/update.py` has the server's half of a push.
+and ends when the server enters another state. What follows a failure is decided at four places, from the inside out:
+
+    another way for the buckets of a push   `_Delivery` in `sync/writer.py`
+    lost, given up, or the run ends         `ServerSession.judge`
+    back with or without a push, or behind  `Health._bring_back`
+    all ranks gather the weights again      `Health.check_any` (GatherAgain), which `ServerRollouts.attend` follows
 """
 
 from __future__ import annotations

@@ -210,9 +210,15 @@ class ServerSession:
             self._refused = 0
         return refused
 
-    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
-        """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
-        was lost again and again, RunFailed where it refused a request, or answered with other weights."""
+    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused, writing: bool = False) -> NoReturn:
+        """Raises what a failure of this server means; with `writing` one of a call under the lease:
+
+        no answer, or "not now" (503)                         ServerLost: what was answered by then counts
+        weights refused, but not for the lease or the order   ServerLost: all of them are pushed again
+        other weights, of a server that was started again     ServerLost
+        other weights of the same one, any other refusal      the error, which ends the run
+        lost again and again, with no success in between      GoneAgain or RefusedAgain: it is given up
+        """
         if isinstance(error, OtherWeights):
             with self._lock:
                 self._refused += 1
@@ -220,7 +226,9 @@ class ServerSession:
             if not self._was_replaced():
                 raise error
         elif isinstance(error, ServerRefused) and error.status != NOT_NOW:
-            raise error
+            a_push_repairs_it = writing and error.status != _CONFLICT
+            if not a_push_repairs_it:
+                raise error
         self._lost(error)
 
     def update(
@@ -250,7 +258,7 @@ class ServerSession:
         self._write(self.writer.wake)
 
     def _write(self, work: Callable[[], object], version: int | None = None) -> None:
-        """`work` needs the lease."""
+        """Does `work` under the lease, which is taken again where it was lost in a silence. Raises as `judge`."""
         try:
             if self.client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
@@ -259,19 +267,14 @@ class ServerSession:
             except ServerRefused as refused:
                 if refused.status != _CONFLICT:
                     raise
-                # After a silence longer than the lease lasts it is lost, and the update with it. `take` refuses where
-                # another trainer has it.
+                # The update is lost with the lease. `take` refuses where another trainer has it.
                 self.writer.take()
                 info = self.client.info()
                 if info.instance == self._instance and version is not None and info.weight_version >= version:
                     raise
                 raise ServerUnreachable(f"{refused}; the lease on its weights is taken again") from refused
-        except ServerUnreachable as error:
-            self._lost(error)
-        except ServerRefused as error:
-            if error.status == _CONFLICT:
-                raise
-            self._lost(error)
+        except (ServerUnreachable, ServerRefused) as error:
+            self.judge(error, writing=True)
 
     def gained(self) -> None:
         """It has answered, or serves a new version: earlier losses no longer count."""
