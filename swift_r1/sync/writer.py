@@ -435,7 +435,8 @@ class WeightWriter:
         while not self._ending.is_set():
             after = self._time_to_live_s() / _RENEWALS_PER_TTL * (2 if lost else 1)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), after)
+                async with asyncio.timeout(after):
+                    await self._ending.wait()
                 return
             try:
                 await self._take(_RENEWAL_S)

@@ -79,7 +79,8 @@ class Router:
                 self._assign()
                 self._health.check_any()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                    async with asyncio.timeout(LOOK_S):
+                        await self._wake.wait()
                 self._wake.clear()
                 await self._take_failures()
         finally:
