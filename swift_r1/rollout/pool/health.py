@@ -295,6 +295,13 @@ class Health:
             get_it = (ServerState.READY, ServerState.UPDATING)
             return version, [one.stay for one in self._servers.values() if one.state in get_it]
 
+    def update(self, stay: Stay, push: Callable[[], None]) -> None:
+        """Runs `push`, see `attempt`; a server that was behind takes work afterwards."""
+        if self.attempt(stay, push):
+            with self._changed:
+                if not stay.over and self.state(stay.session) is ServerState.UPDATING:
+                    self._take_in(self._servers[stay.session])
+
     def start_update(self, stay: Stay, push: Callable[[], None]) -> threading.Thread:
         """Runs `push` in a thread, whose end is waited for before the server gets weights again."""
         thread = threading.Thread(target=push, name=f"push {stay.session.url}", daemon=True)
@@ -303,12 +310,6 @@ class Health:
                 self._servers[stay.session].pushing = thread
         thread.start()
         return thread
-
-    def has_newest(self, stay: Stay) -> None:
-        """The training thread has brought a server up to date."""
-        with self._changed:
-            if not stay.over and self.state(stay.session) is ServerState.UPDATING:
-                self._take_in(self._servers[stay.session])
 
     def _in(self, state: ServerState) -> list[_Server]:
         return [one for one in self._servers.values() if one.state is state]

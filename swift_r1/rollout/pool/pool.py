@@ -25,7 +25,7 @@ from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
-from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
+from swift_r1.sync.writer import Link, fanout_of, joined
 from swift_r1.wire.connections import KEPT, ServerLoop
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
 from swift_r1.wire.server_file import parsed
@@ -255,7 +255,8 @@ class ServerPool:
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
         for stay in targets:
-            self._update(stay, version, buckets, adapter, lend=not self.by_nccl)
+            lend = not self.by_nccl
+            self.health.update(stay, partial(stay.session.update, version, buckets, adapter, lend=lend))
 
     def _send_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         ready = [stay.session for stay in self.health.ready]
@@ -271,7 +272,8 @@ class ServerPool:
         def send_kept(stay: Stay) -> None:
             kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
             try:
-                self._update(stay, version, kept, adapter, link=links.get(stay))
+                link = links.get(stay)
+                self.health.update(stay, partial(stay.session.update, version, kept, adapter, link=link))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
@@ -305,18 +307,6 @@ class ServerPool:
     def _is_within(self, session: ServerSession) -> bool:
         reached = self._fanout is not None or not session.is_on_loopback
         return session.writer.takes_relays and not session.takes_files and reached
-
-    def _update(
-        self,
-        stay: Stay,
-        version: int,
-        buckets: Iterable[Bucket],
-        adapter: AdapterConfig | None,
-        lend: bool = False,
-        link: Link | None = None,
-    ) -> None:
-        if self.health.attempt(stay, lambda: stay.session.update(version, buckets, adapter, lend, link)):
-            self.health.has_newest(stay)
 
     def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
