@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -191,6 +192,14 @@ class RolloutClient:
         """Closes the connections to this server, except so many pools of `KEPT`."""
         await self.loop.connections.drop(self.base_url, kept)
 
+    def is_alive(self, timeout_s: float) -> bool:
+        """Whether `/health` answers, whatever it says."""
+        try:
+            self.loop.run(self._request("GET", "/health", "GET /health", timeout_s))
+        except ServerUnreachable:
+            return False
+        return True
+
     async def watch(
         self, servers: Callable[[], int] = lambda: 1, last_answer: Callable[[], float] = lambda: 0.0
     ) -> None:
@@ -269,10 +278,8 @@ class RolloutClient:
                 method, self.base_url + path, content=content, headers=sent, timeout=timeout
             )
         except httpx.HTTPError as error:
-            raise ServerUnreachable(
-                f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: "
-                f"{one_line(error)}"
-            ) from error
+            gone = f"the rollout server at {self.base_url} is gone: {why_no_answer(error)}"
+            raise ServerUnreachable(f"the trainer waited for {waited_for}, but {gone}") from error
 
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
@@ -302,7 +309,7 @@ class RolloutClient:
         try:
             response = self.loop.run(self._request("GET", "/ready", "GET /ready", _CONNECT_S))
         except ServerUnreachable as error:
-            return f"no answer ({one_line(error.__cause__ or error)})"
+            return f"no answer ({why_no_answer(error)})"
         if response.status_code == 401:
             raise UsageError(other_key(f"the rollout server at {self.base_url}", bool(self._headers)))
         return None if response.status_code == 200 else _why(response)
@@ -380,6 +387,19 @@ class RequestLane:
 def other_key(address: str, given: bool) -> str:
     """Returns the sentence about a 401, for one who has given a key or has not."""
     return f"{address} wants {'another' if given else 'an'} API key: put it into SWIFT_API_KEY, or give --api_key"
+
+
+def why_no_answer(error: BaseException) -> str:
+    """Returns why there is no answer, in one line: the system's own reason where there is one behind the client's."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, BaseExceptionGroup):  # of several addresses
+            behind = behind.exceptions[0]
+        elif isinstance(behind, OSError) and behind.errno is not None:
+            return f"[Errno {behind.errno}] {os.strerror(behind.errno)}" if behind.errno > 0 else str(behind)
+        else:
+            behind = behind.__cause__ or behind.__context__
+    return one_line(error)
 
 
 def _why(response: httpx.Response) -> str:

@@ -15,6 +15,7 @@ from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.sync.transport import AUTO, IPC, SHM, own_gpu
 from swift_r1.sync.writer import Bucket, Link, WeightWriter
+from swift_r1.wire.client import why_no_answer
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -320,7 +321,7 @@ class ServerSession:
             try:
                 info = self.client.info()
             except ServerUnreachable as error:
-                return f"no answer ({error.__cause__ or error})"
+                return f"no answer ({why_no_answer(error)})"
             except RunFailed as error:
                 return str(error)
             if self._instance is None and (why := why_not_alike([*members(), (self.url, info)])) is not None:
