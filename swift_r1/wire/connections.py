@@ -180,6 +180,14 @@ class ServerLoop:
         finally:
             running.cancel()
 
+    def call(self, work: Callable[[], Result]) -> Result:
+        """Calls `work` on the loop: what only this thread touches needs no lock."""
+
+        async def called() -> Result:
+            return work()
+
+        return self.run(called())
+
     def hand_over(
         self,
         work: Callable[[Callable[[Item], None]], Coroutine[Any, Any, Result]],

@@ -94,10 +94,10 @@ class ServerPool:
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
-        self._refused = 0  # answers by weights of this run that were too old, and those of servers that have left
+        self._refused = 0  # answers by weights that were too old, or not of this run; on the loop alone
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
+        # On the loop alone too: a server counts once, as one of the sessions or as one that has left.
         self._bytes_of_left = 0
-        self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
         self._loop = ServerLoop.shared()
 
     @property
@@ -119,14 +119,15 @@ class ServerPool:
         is no longer named leaves. To be called by one thread."""
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
-            with self._counting:
-                self._refused += members[url].take_refused()
-                self._bytes_of_left += members[url].writer.sent_bytes
-                self.health.leave(members[url])
+            self._loop.call(partial(self._part_from, members[url]))
         for url in sorted(set(urls) - members.keys()):
             newcomer = make(url)
             self._record(newcomer)
             self.health.join(newcomer)
+
+    def _part_from(self, session: ServerSession) -> None:
+        self._bytes_of_left += session.writer.sent_bytes
+        self.health.leave(session)
 
     def _record(self, session: ServerSession) -> None:
         """A server that comes again writes its lane on."""
@@ -135,23 +136,26 @@ class ServerPool:
 
     def count_stale(self) -> None:
         """Counts an answer by weights of this run that were too old; called by the threads of prefetched rounds."""
-        with self._counting:
-            self._refused += 1
+        self._loop.call(self._count_refused)
+
+    def _count_refused(self) -> None:
+        self._refused += 1
 
     def take_metrics(self) -> dict[str, float]:
         """Returns what there is to log since the last call: answers that were refused, servers that take work, bytes of
         weights that were sent to all servers, the share of weights that changed, where versions are compared, and the
         slowest of several servers (`slowdown`)."""
-        with self._counting:
-            sessions = self.sessions
-            refused = self._refused + sum(one.take_refused() for one in sessions)
-            self._refused = 0
-            sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
+        return self._loop.call(self._take_metrics)
+
+    def _take_metrics(self) -> dict[str, float]:
+        sessions = self.sessions
+        sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
-            "rollout/refused": float(refused),
+            "rollout/refused": float(self._refused),
             "rollout/servers": float(len(self.health.ready)),
             "rollout/bytes": float(sent - self._counted_bytes),
         }
+        self._refused = 0
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
@@ -182,7 +186,7 @@ class ServerPool:
             self._told_files = True
 
         def asked(put: Callable[[RolloutOutput], None]) -> Coroutine[Any, Any, None]:
-            return Router(self.health, calls, versions, put, at_once).run()
+            return Router(self.health, calls, versions, put, at_once, self._count_refused).run()
 
         self._loop.hand_over(asked, on_answer or calls.answered, look or calls.look)
         self._loop.run(self._drop_connections(at_once))

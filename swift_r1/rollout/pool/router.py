@@ -43,6 +43,7 @@ class Router:
     Args:
         on_answer: gets each output as it comes, and must not wait.
         at_once: the most requests, for whose connections there are files.
+        on_refused: hears of each answer by other weights than those asked for.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Router:
         versions: Container[int],
         on_answer: Callable[[RolloutOutput], None],
         at_once: int = sys.maxsize,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._health = health
         self._calls = calls
         self._versions = versions
         self._on_answer = on_answer
         self._at_once = at_once
+        self._on_refused = on_refused
         self._waiting: deque[RolloutRequest] = deque()
         self._returned = 0
         self._known = 0
@@ -166,6 +169,8 @@ class Router:
             if not isinstance(error, ServerUnreachable | OtherWeights | ServerRefused):
                 raise error
             if lane in self._lanes:
+                if isinstance(error, OtherWeights):
+                    self._on_refused()
                 await self._leave_for_good(lane)
                 # It may have to ask the server who it is.
                 judge = partial(lane.session.judge, error)

@@ -147,8 +147,8 @@ class ServerSession:
         self._is_lost = False
         self.adapters = False  # alone are pushed
         self.record(Spans(), "")
-        self._refused = 0  # answers by other weights than those asked for
-        self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
+        self._seconds = 0.0  # until answers came
+        self._tokens = 0  # of the longest completion of each
 
     @property
     def info(self) -> ServerInfo:
@@ -192,24 +192,16 @@ class ServerSession:
         self.gained()
 
     def paced(self, output: RolloutOutput, seconds: float) -> None:
-        """An answer came after so many seconds."""
-        with self._lock:
-            longest = max(len(completion.token_ids) for completion in output.completions)
-            self._answered = self._answered[0] + seconds, self._answered[1] + longest
+        """Notes that an answer came after so many seconds; on the loop, as `take_pace`."""
+        self._seconds += seconds
+        self._tokens += max(len(completion.token_ids) for completion in output.completions)
 
     def take_pace(self) -> float:
         """Seconds a token since the last call, of requests that it has at the same time; 0 without an answer."""
-        with self._lock:
-            seconds, tokens = self._answered
-            self._answered = (0.0, 0)
-        return seconds / tokens if tokens else 0.0
-
-    def take_refused(self) -> int:
-        """Returns how many answers by other weights came since the last call."""
-        with self._lock:
-            refused = self._refused
-            self._refused = 0
-        return refused
+        pace = self._seconds / self._tokens if self._tokens else 0.0
+        self._seconds = 0.0
+        self._tokens = 0
+        return pace
 
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused, writing: bool = False) -> NoReturn:
         """Raises what a failure of this server means; with `writing` one of a call under the lease:
@@ -221,8 +213,6 @@ class ServerSession:
         lost again and again, with no success in between      GoneAgain or RefusedAgain: it is given up
         """
         if isinstance(error, OtherWeights):
-            with self._lock:
-                self._refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise error
