@@ -200,9 +200,7 @@ class RolloutClient:
             return False
         return True
 
-    async def watch(
-        self, servers: Callable[[], int] = lambda: 1, last_answer: Callable[[], float] = lambda: 0.0
-    ) -> None:
+    async def watch(self, servers: Callable[[], int], last_answer: Callable[[], float] = lambda: 0.0) -> None:
         """Raises ServerUnreachable once `/health` has not answered for `silence_s`: a stopped process keeps its
         connections open.
 
