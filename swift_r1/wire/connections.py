@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ KEPT = 16  # connections to a server that are kept between two rounds, which is 
 _LASTING = httpx.Limits(max_connections=256, keepalive_expiry=60.0)  # half as long as the server keeps them
 _LOOK_S = 0.2
 _CLOSE_S = 10.0
+_THREADS = 32
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -133,6 +134,8 @@ class ServerLoop:
         self._over = asyncio.Event()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
+        # More than there are by default: some may wait for a silent server, and others make pieces.
+        self._loop.set_default_executor(ThreadPoolExecutor(_THREADS, "rollout servers"))
         self._thread = threading.Thread(target=self._run, name="rollout servers", daemon=True)
         self._thread.start()
 
