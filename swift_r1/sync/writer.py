@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import re
 import secrets
@@ -186,9 +185,9 @@ class WeightWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, at_most_s: float = math.inf) -> None:
+    def take(self) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
-        self.client.loop.run(self._take(min(QUICK_S, at_most_s)))
+        self.client.loop.run(self._take(QUICK_S))
 
     async def _take(self, timeout_s: float) -> None:
         request = wire.LeaseRequest(owner=self._owner, ttl_seconds=self._time_to_live_s(), token=self.token)
@@ -441,9 +440,10 @@ class WeightWriter:
             try:
                 await self._take(_RENEWAL_S)
                 lost = False
-            except SwiftError as error:
+            except Exception as error:
                 if not lost:
-                    logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
+                    text = "the lease on the rollout server's weights could not be renewed: %s"
+                    logger.info(text, error, exc_info=not isinstance(error, SwiftError))
                 lost = True
 
     async def _end_renewals(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.record.events import Events
 from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
@@ -315,19 +315,26 @@ class ServerPool:
     def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
 
-        def watch(stay: Stay) -> Future[None]:
-            watching = self._loop.start(stay.session.client.watch(lambda: len(threads)))
-            watching.add_done_callback(lambda ended: None if ended.cancelled() else self.health.lose(stay))
-            return watching
-
-        watches = [watch(stay) for stay in threads]
+        watches = []
+        for stay in threads:
+            watch = self._loop.start(stay.session.client.watch(lambda: len(threads)))
+            watch.add_done_callback(partial(self._lose_silent, stay))
+            watches.append(watch)
         try:
             for stay, thread in threads.items():
                 while thread.is_alive() and not stay.over:
                     thread.join(LOOK_S)
         finally:
-            for watching in watches:
-                watching.cancel()
+            for watch in watches:
+                watch.cancel()
+
+    def _lose_silent(self, stay: Stay, watch: Future[None]) -> None:
+        """Takes a server out whose watch has ended by itself."""
+        if not watch.cancelled():
+            error = watch.exception()
+            if not isinstance(error, ServerUnreachable):
+                logger.error("watching %s failed", stay.session.url, exc_info=error)
+            self.health.lose(stay)
 
 
 class Membership:
