@@ -110,9 +110,9 @@ def played(
 ) -> None:
     async def play() -> None:
         calls = OpenCalls(on_answer, requests=[request(one) for one in names])
-        router = Router(Servers(list(servers)), calls, (0,), calls.answered, *at_once)  # type: ignore[arg-type]
+        router = Router(Servers(list(servers)), calls, (0,), *at_once)  # type: ignore[arg-type]
         telling = asyncio.create_task(story())
-        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
+        await asyncio.gather(asyncio.wait_for(router.run(calls.answered), WAIT_S), telling)
 
     asyncio.run(play())
 
@@ -185,8 +185,8 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
 
     async def play() -> None:
         calls = OpenCalls(note, requests=[request(one) for one in "abcdefgh"])
-        router = Router(members, calls, (0,), calls.answered)  # type: ignore[arg-type]
-        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), story())
+        router = Router(members, calls, (0,))  # type: ignore[arg-type]
+        await asyncio.gather(asyncio.wait_for(router.run(calls.answered), WAIT_S), story())
 
     def note(output: RolloutOutput) -> None:
         answered.append(output.request_id)

@@ -6,12 +6,11 @@ from __future__ import annotations
 import logging
 import resource
 import threading
-from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.record.events import Events
@@ -184,11 +183,8 @@ class ServerPool:
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-
-        def asked(put: Callable[[RolloutOutput], None]) -> Coroutine[Any, Any, None]:
-            return Router(self.health, calls, versions, put, at_once, self._count_refused).run()
-
-        self._loop.hand_over(asked, on_answer or calls.answered, look or calls.look)
+        router = Router(self.health, calls, versions, at_once, self._count_refused)
+        self._loop.hand_over(router.run, on_answer or calls.answered, look or calls.look)
         self._loop.run(self._drop_connections(at_once))
 
     async def _drop_connections(self, at_once: int) -> None:

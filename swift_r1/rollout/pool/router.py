@@ -41,7 +41,6 @@ class Router:
     """One `ServerPool.ask`, on the loop of the servers. Once it is over it begins no further one.
 
     Args:
-        on_answer: gets each output as it comes, and must not wait.
         at_once: the most requests, for whose connections there are files.
         on_refused: hears of each answer by other weights than those asked for.
     """
@@ -51,14 +50,12 @@ class Router:
         health: Health,
         calls: OpenCalls,
         versions: Container[int],
-        on_answer: Callable[[RolloutOutput], None],
         at_once: int = sys.maxsize,
         on_refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._health = health
         self._calls = calls
         self._versions = versions
-        self._on_answer = on_answer
         self._at_once = at_once
         self._on_refused = on_refused
         self._waiting: deque[RolloutRequest] = deque()
@@ -68,8 +65,10 @@ class Router:
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
 
-    async def run(self) -> None:
-        """Asks until the calls are closed; raises as `ServerPool.ask`."""
+    async def run(self, on_answer: Callable[[RolloutOutput], None]) -> None:
+        """Asks until the calls are closed. `on_answer` gets each output as it comes, and must not wait. Raises as
+        `ServerPool.ask`."""
+        self._on_answer = on_answer
         loop = asyncio.get_running_loop()
         self._calls.begin(partial(loop.call_soon_threadsafe, self._wake.set))
         try:
