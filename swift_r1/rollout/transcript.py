@@ -9,6 +9,7 @@ from typing import Any
 
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.data.prompts import PromptEncoder
+from swift_r1.wire.protocol import FinishReason
 
 
 class TurnFault(ValueError):
@@ -37,6 +38,8 @@ class Transcript:
         self.versions: list[int | None] = []  # of the weights that wrote the token; None for others
         self.turns = 0  # of the model
         self.text = ""  # of the last one
+        self.finish_reason: FinishReason = "stop"  # of the last one, or `length` where no more tokens fit (`full`)
+        self.full = False
         self._encoder = encoder
         self._ends = frozenset(ends)
         self._tools = tools
@@ -74,7 +77,12 @@ class Transcript:
         self.messages = deepcopy([dict(message) for message in messages])
 
     def answer(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], text: str, versions: Sequence[int] | None = None
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        text: str,
+        versions: Sequence[int] | None = None,
+        finish_reason: FinishReason = "stop",
     ) -> None:
         """Adds a turn of the model. `text` has no special tokens; `versions` are of the weights, one per token."""
         self._revised = False
@@ -88,6 +96,7 @@ class Transcript:
         else:
             self.messages.append({"role": "assistant", "content": text})
         self.text = text
+        self.finish_reason = finish_reason
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
         """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`; without a mask,
