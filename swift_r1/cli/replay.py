@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
@@ -62,7 +63,7 @@ class ReplayArguments(RlhfArguments):
     @property
     def normalizes_rounds(self) -> bool:
         """Whether advantages are computed from all of a round: a part of it would give others."""
-        over_batch = self.scale_rewards == "batch" or self.advantage_estimator.startswith("reinforce_plus_plus")
+        over_batch = self.scale_rewards == "batch" or ESTIMATORS[self.advantage_estimator].over_batch
         return over_batch or self.rlhf_type == "ppo"
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
@@ -221,14 +222,14 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
 
 
 def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) -> None:
-    """Raises UsageError: the folder to go on in is no replay of this run, or begins elsewhere than `checkpoint`."""
+    """Raises UsageError: the folder to go on in is not a replay of this run, or begins elsewhere than `checkpoint`."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
     if content.get("replay") is None or content["replay"]["run"] != str(recorded.path):
         raise UsageError(
-            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
+            f"--resume_from_checkpoint: {folder} is not a replay of {recorded.path}: give another --output_dir"
         )
     if checkpoint is None and content["resumed_from"] is not None:
         raise UsageError(

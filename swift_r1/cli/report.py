@@ -100,7 +100,7 @@ def _check(file: Path) -> None:
     try:
         with file.open("rb") as there:
             if _MARK not in there.read(500):
-                raise UsageError(f"{file} is there, and is no report: name another file with -o")
+                raise UsageError(f"{file} exists and is not a report: name another file with -o")
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -65,11 +65,11 @@ def run(words: Sequence[str]) -> int:
             first, last = finding.steps
             print(visible(f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"))
         looked = len(DETECTORS) - len(missing) - len(early)
-        print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
+        print(f"  {'No further' if findings else 'No'} problems found ({looked} of {len(DETECTORS)} checks ran).")
         if early:
-            print(f"  too early after {log.rounds} rounds: {', '.join(early)}")
+            print(f"  Not checked, too early after {log.rounds} rounds: {', '.join(early)}")
         if missing:
-            print(f"  not logged: {', '.join(missing)}")
+            print(f"  Not checked, metrics missing: {', '.join(missing)}")
         for problem in problems:
             print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
     if args.json:

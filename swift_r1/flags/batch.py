@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.algorithms.methods import LOSSES
 from swift_r1.flags.output import LAST
 from swift_r1.flags.world import World
 from swift_r1.record.folder import newest_version
@@ -99,10 +100,20 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
             f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
             "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
         )
-    elif args.loss_type == "real" and (step := micro_batch * accumulation) % args.num_generations:
+        return
+    loss = LOSSES[args.loss_type]
+    step = micro_batch * accumulation
+    if loss.labels is not None and step % args.num_generations:
         yield (
-            f"--loss_type real compares all completions of a prompt, and an optimizer step of {step} ({across} x "
+            f"{loss.chosen_by} compares all completions of a prompt, and an optimizer step of {step} ({across} x "
             f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
+        )
+    longest = (args.max_length or 0) + args.max_completion_length
+    most = args.max_tokens_per_micro_batch
+    if most is not None and most < longest:
+        yield (
+            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
+            "tokens (--max_length and --max_completion_length)"
         )
 
 

@@ -52,11 +52,11 @@ def _entries(word: str) -> list[tuple[str, list[str]]]:
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
 
-_TAUGHT = Scope(lambda args: args.teaches_by is not None, "without --teacher_model or --teacher_model_server", True)
+_TAUGHT = Scope(lambda args: args.distillation is not None, "without --teacher_model or --teacher_model_server", True)
 _LOCAL = Scope(
     lambda args: bool(args.teacher_model or args.teacher_adapters) and args.teacher_model != POLICY,
     "without a model of its own as teacher (--teacher_model)",
-    unless_off=True,
+    allow_default=True,
 )
 _SERVED = Scope(lambda args: bool(args.teacher_model_server), "without --teacher_model_server")
 
@@ -79,12 +79,12 @@ class DistillationArguments(AlgorithmArguments):
 
     teacher_model: str | None = flag(
         None,
-        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: it as it was loaded; "
-        f"policy: the policy as it is, which reads the column {HINT}",
+        "folder or id of the teacher model, with the policy's tokenizer; --model's own path: the model as loaded; "
+        "policy: the current policy, which reads the column {HINT}",
     )
     teacher_adapters: str | None = flag(
         None,
-        "folder of adapters over --teacher_model (default of that: --model)",
+        "folder of adapters for --teacher_model (which is then --model by default)",
         check=partial(adapter_flags, "--teacher_adapters"),
     )
     teacher_model_server: list[str] = flag(
@@ -94,10 +94,8 @@ class DistillationArguments(AlgorithmArguments):
         objects=True,
         check=lambda word: read_teachers([word]),
     )
-    teacher_tag_key: str = flag("dataset", "the column that has a row's tag, for several teachers", _SERVED)
-    teacher_kl_coef: float = flag(
-        1.0, "weight of the teacher in the advantages, the rewards or the loss", _TAUGHT, at_least=0
-    )
+    teacher_tag_key: str = flag("dataset", "column with the row's tag, for several teachers", _SERVED)
+    teacher_kl_coef: float = flag(1.0, "weight of the teacher in advantages, rewards or loss", _TAUGHT, at_least=0)
     teacher_kl_in_reward: bool = flag(
         False,
         "subtract --teacher_kl_coef times a completion's KL to the teacher from its reward, in the place of that of "
@@ -135,9 +133,10 @@ class DistillationArguments(AlgorithmArguments):
         return next((one for one in DISTILLATIONS.values() if one.chosen(self)), None)
 
     @property
-    def teaches_by(self) -> str | None:
-        """The name of `distillation`; None without a teacher."""
-        return None if self.distillation is None else self.distillation.name
+    def teaches_tokens(self) -> bool:
+        """Whether tokens learn from the teacher where all rewards are equal."""
+        method = self.distillation
+        return method is not None and not method.needs_rewards and method.rewards is None
 
     @property
     def teacher_or_policy(self) -> str | None:

@@ -135,7 +135,7 @@ class RunFolder:
             self.problems.append(f"{name} is damaged: {one_line(error)}")
             return {}
         if not isinstance(content, dict):
-            self.problems.append(f"{name} is damaged: it is no object")
+            self.problems.append(f"{name} is damaged: not a JSON object")
             return {}
         return content
 

@@ -223,7 +223,7 @@ class Judge(AsyncORM):
         try:
             share = (float(said) - scale[0]) / (scale[1] - scale[0])
         except ValueError as error:
-            raise unreadable(f"says {said}, which is no number", text) from error
+            raise unreadable(f"says {said}, which is not a number", text) from error
         if not 0 <= share <= 1:
             raise unreadable(f"says {said}, which is outside of the scale", text)
         return share

@@ -47,7 +47,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
             entries = {name: TensorEntry(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except SafetensorError as error:
-        raise HTTPError(422, f"the bucket is no whole safetensors file: {one_line(error)}") from error
+        raise HTTPError(422, f"the bucket is not a complete safetensors file: {one_line(error)}") from error
     for name, entry in entries.items():
         if entry.dtype not in FLOAT_BYTES:
             raise HTTPError(422, f"{name} has dtype {entry.dtype}; weights are sent as {', '.join(FLOAT_BYTES)}")

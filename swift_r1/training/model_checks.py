@@ -142,7 +142,7 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
         # With a critic, a KL, a teacher, rewards of turns or the baseline of the whole batch they teach all the same.
         silent_apart=critic is None
         and not args.beta
-        and args.teaches_by is None
+        and args.distillation is None
         and args.advantage_per != "turn"
         and ESTIMATORS[args.advantage_estimator].baseline == "group",
     )

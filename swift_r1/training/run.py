@@ -140,8 +140,9 @@ def _check_threads(args: RlhfArguments, start: Start, saved: RunState) -> None:
     exact = args.deterministic and saved.fingerprint.world_size == processes
     if exact and saved.fingerprint.threads != threads and not args.resume_force:
         raise UsageError(
-            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
-            f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
+            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads per process, here "
+            f"there are {threads}, which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or "
+            "--resume_force true"
         )
 
 

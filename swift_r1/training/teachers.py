@@ -223,7 +223,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     other tokens."""
     args = context.args
     ranks = context.ranks
-    if args.teaches_by is None:
+    if args.distillation is None:
         return None
     encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
     top = args.gkd_logits_topk or 0

@@ -45,7 +45,7 @@ from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import Completion, RolloutRequest
 from swift_r1.wire.sessions import SessionRequest
-from tests.rollout.test_malformed import EXPECTED, LENGTH, VOCABULARY, QuickEngine
+from tests.serving.test_malformed import EXPECTED, LENGTH, VOCABULARY, QuickEngine
 
 HANG_S = 30.0
 SESSION = "fuzz"

@@ -27,7 +27,7 @@ from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
-from tests.rollout.conftest import OneWeightABucket, pool_of, push_weights
+from tests.live_servers import OneWeightABucket, pool_of, push_weights
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

@@ -31,7 +31,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.conftest import until
-from tests.rollout.conftest import OneWeightABucket, learn, pool_of
+from tests.live_servers import OneWeightABucket, learn, pool_of
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

@@ -11,7 +11,7 @@ SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
 NEVER = 10  # rounds in which the first function gave nothing
-# nats a token; against the first rounds
+# nats per token; against the first rounds
 LOW_ENTROPY = 0.1
 LESS_ENTROPY = 0.4
 
@@ -74,7 +74,7 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     if _solved(past, past.right, rounds) or (right is not None and right.gain > 0):
         return None
     return Sign(
-        f"entropy {fmean(entropy.late):.2g} nats a token, at first {fmean(entropy.early):.2g}, without more reward",
+        f"entropy {fmean(entropy.late):.2g} nats per token, at first {fmean(entropy.early):.2g}, without more reward",
         "a lower --learning_rate, --epsilon_high 0.28, a higher --beta; continue from an earlier checkpoint",
     )
 

@@ -67,7 +67,8 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
         formatted = past.last(f"{name}/mean", rounds)
         if formatted and max(formatted) <= NO_FORMAT and max(past.first(f"{name}/mean"), default=0.0) <= NO_FORMAT:
             return Sign(
-                f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the format never comes",
+                f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the model never "
+                "produces the expected format",
                 advice + "--response_prefix, a solved example in the prompt",
             )
     return None

@@ -163,7 +163,7 @@ def _read(folder: Path) -> dict[str, tuple[str, Result]]:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UsageError(f"{folder} is no folder of an evaluation: {SETTINGS}: {cause}") from error
+        raise UsageError(f"{folder} is not the folder of an evaluation: {SETTINGS}: {cause}") from error
     if not (folder / REPORT).is_file():
         raise UsageError(f"the evaluation in {folder} is not finished: give its command again to continue it")
     rows = read_rows(folder)

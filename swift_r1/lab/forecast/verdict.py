@@ -185,7 +185,7 @@ def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Improvement]:
             "groups",
             f"groups of {size} have a signal {one.value / own.value:.1f} times as often ({percent(one.value)}, "
             f"{interval(one)})",
-            f"more completions a prompt: --num_generations {size}, and as many times the batch",
+            f"more completions per prompt: --num_generations {size}, and a batch larger by the same factor",
         )
     if 0 < own.value < MOST and not args.dynamic_sample:
         times = rounds_of_sampling(own.value, args.max_resample_times)

@@ -18,7 +18,7 @@ from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
 
 _FACTS = {
-    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
+    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
 _CURVES = {

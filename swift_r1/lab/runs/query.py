@@ -180,7 +180,10 @@ def read_conditions(text: str) -> list[tuple[str, str, Any]]:
     for part in _parts(text):
         match = _CONDITION.fullmatch(part)
         if match is None or (match["value"] == "null" and match["operator"] not in ("=", "!=")):
-            raise UsageError(f"{part.strip()!r} is no condition: write a column, one of {' '.join(OPERATORS)}, a value")
+            raise UsageError(
+                f"{part.strip()!r} is not a condition: write column operator value, such as reward>=0.5; operators: "
+                f"{' '.join(OPERATORS)}"
+            )
         value: Any = match["value"]
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
         found.append((match["column"], match["operator"], value[1:-1] if quoted else _value(value)))

@@ -144,7 +144,7 @@ class StoredLines:
             cursor.register("lines", lines)
             try:
                 cursor.execute(_INSERT)
-            except duckdb.InvalidInputException:  # a line is no JSON
+            except duckdb.InvalidInputException:  # a line is not JSON
                 valid = cursor.execute("SELECT id FROM lines WHERE json_valid(line) ORDER BY id").fetchnumpy()["id"]
                 cursor.register("lines", lines.take(valid - first))
                 cursor.execute(_INSERT)

@@ -23,7 +23,7 @@ _BEGIN = ("started", "resumed")
 _END = ("failed", "ended")
 _ORDER = ("rank", "rollout-ahead", "rewards", "server")
 _LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
-_OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
+_OLD = "This run has no spans/ (written by an older version). Times are reconstructed from logging.jsonl."
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class RunGroup:
 _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
     Panel("KL to the teacher", {"teacher_kl": "KL"}),
-    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats a token"),
+    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
     Panel("Clipped ratios", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, about="share of tokens"),
     Panel(
         "Completion length", {"completions/mean_length": "mean", "completions/max_length": "longest"}, about="tokens"

@@ -296,7 +296,7 @@ def _run_choice(page: Page) -> None:
         multiple=True,
         label="runs",
     )
-    choice.props('dense options-dense outlined title="the runs that are shown; the first, where a page has one"')
+    choice.props('dense options-dense outlined title="Runs shown. Single-run pages show the first."')
     choice.classes("view-runs")
 
     def show() -> None:

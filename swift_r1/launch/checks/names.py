@@ -93,7 +93,7 @@ def agent_faults(args: RlhfArguments) -> list[str]:
 def why_no_agent(agent: Any) -> str | None:
     """Says why a registered agent cannot be run."""
     if not inspect.isclass(agent) or not issubclass(agent, Agent):
-        return f"{agent!r} is no class that derives from Agent"
+        return f"{agent!r} is not a class derived from Agent"
     if not inspect.iscoroutinefunction(agent.run):
         return f"{agent.__name__} needs `async def run(self, client, row)`"
     return None

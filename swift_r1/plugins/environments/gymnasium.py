@@ -104,7 +104,7 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
     if not isinstance(space, spaces.Discrete):
         raise UsageError(f"{where}: its actions are {space}, which nobody writes; Discrete and Text can be played")
     if environment.render_mode != "ansi" and not _readable(environment.observation_space):
-        raise UsageError(f"{where}: its observations are {environment.observation_space}, which is no text")
+        raise UsageError(f"{where}: its observations are {environment.observation_space}, which is not text")
     count = int(space.n)
     if names is not None and len(names) != count:
         raise UsageError(f"{where}: --env_args has {len(names)} actions, the environment {count}")

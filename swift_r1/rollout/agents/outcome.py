@@ -138,7 +138,7 @@ def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     reward = found.setdefault("reward", None)
     if reward is None and play.needs_reward:
         raise _NoResult(
-            f"{said} {text[:60]!r}, which is no number and no JSON object with a reward, "
+            f"{said} {text[:60]!r}, which is not a number and no JSON object with a reward, "
             "and no other reward function judges"
         )
     if reward is not None and not _is_number(reward):

@@ -184,7 +184,7 @@ def _plain(value: Any) -> Any:
     """Numbers of numpy and torch."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"run returned {a_kind(value)}, which is no JSON")
+    raise TypeError(f"run returned {a_kind(value)}, which is not JSON")
 
 
 def main(descriptor: int) -> int:

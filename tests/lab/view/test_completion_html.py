@@ -91,7 +91,7 @@ def test_conditions() -> None:
     ]
     assert read_conditions(" ; ") == []
     for bad in ("reward", "reward is high", "=3", "x > null"):
-        with pytest.raises(UsageError, match="is no condition"):
+        with pytest.raises(UsageError, match="is not a condition"):
             read_conditions(bad)
 
 

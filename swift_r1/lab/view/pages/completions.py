@@ -77,7 +77,7 @@ class _Completions:
         self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
         first = number * ROWS + 1
         self.said.set_text(
-            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "no completion is so"
+            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "No completions match"
         )
         self.back.set_enabled(number > 0)
         self.forth.set_enabled((number + 1) * ROWS < count)

@@ -108,7 +108,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of or None))
         choice = ui.select(list(range(most)), label="completion of each group", value=number)
         choice.props("dense outlined options-dense").classes("narrow")
-        gone = ui.checkbox("with the words that went", value=page.flag("gone")).props("dense")
+        gone = ui.checkbox("Show removed text", value=page.flag("gone")).props("dense")
     rich(f'<pre class="text prompt">{markup(str(rows[0].get("prompt")))}</pre>')
     means = [(float(step), mean_reward(group)) for step, group in by_step.items()]
     options = line_options("mean reward", [Line("reward", means)])
