@@ -24,11 +24,11 @@ from transformers import AutoTokenizer
 from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.plugins.rollouts import MultiTurnScheduler
-from swift_r1.rollout.base import Conversation
 from swift_r1.rollout.multi_turn import BatchedTurns, ConversationDriver, ServedTurns
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.rollout.turn_engine import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
@@ -91,7 +91,7 @@ def serve(engine: SlowEngine) -> str:
 
 
 def seconds_of(driver: ConversationDriver, asked: Sequence[tuple[Prompt, RolloutRequest]], turns: int) -> float:
-    groups: list[Sequence[Conversation]] = []
+    groups: list[Sequence[Trajectory]] = []
     began = time.perf_counter()
     driver.generate(asked, lambda _count: None, groups.append)
     seconds = time.perf_counter() - began

@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 
 from swift_r1.data.prompts import Prompt
-from swift_r1.rollout.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
+from swift_r1.rollout.base import Generator, OnDone, ignore_output
 from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.rollout.transcript import Transcript
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
@@ -26,7 +27,7 @@ _CAUSES = 5  # of failures, that are printed after a round
 _QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 
 Asked = Sequence[tuple[Prompt, RolloutRequest]]  # prompts with the requests for their completions
-OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
+OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
 
 
 class ConversationDriver(Protocol):
@@ -49,16 +50,16 @@ class SingleTurn:
 
         def answered(output: RolloutOutput) -> None:
             prompt = prompts[output.request_id]
-            on_group([self._conversation(output.request_id, prompt, one) for one in output.completions])
+            on_group([self._trajectory(output.request_id, prompt, one) for one in output.completions])
 
         self.rollouts.generate(None if asked is None else [request for _, request in asked], on_done, answered)
 
-    def _conversation(self, request_id: str, prompt: Prompt, completion: Completion) -> Conversation:
+    def _trajectory(self, request_id: str, prompt: Prompt, completion: Completion) -> Trajectory:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        whole = TokenSequence(prompt.token_ids, completion, (True,) * len(ids))
-        return Conversation(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
+        whole = TokenSequence.of_completion(prompt.token_ids, completion)
+        return Trajectory(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
 
 
 @dataclass(eq=False)
@@ -117,7 +118,7 @@ class ConversationRunner(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
-    async def lead(self, conversation: OpenConversation) -> Conversation:
+    async def lead(self, conversation: OpenConversation) -> Trajectory:
         """Begins a conversation, and returns it at its end. What it raises ends the run."""
 
     def check(self, busy: Sequence[OpenConversation]) -> float:
@@ -144,7 +145,7 @@ class _Call:
 class _Group:
     """The conversations of a prompt."""
 
-    tasks: list[asyncio.Task[Conversation]] = field(default_factory=list)
+    tasks: list[asyncio.Task[Trajectory]] = field(default_factory=list)
     ended: int = 0
 
 
@@ -157,12 +158,12 @@ class ConversationLoop:
         self._runner = runner
         self._calls = calls
         self._waiting: dict[str, _Call] = {}
-        self._tasks: list[asyncio.Task[Conversation]] = []
+        self._tasks: list[asyncio.Task[Trajectory]] = []
         self._changed = asyncio.Event()
         self._count = sum(request.n for _, request in asked)
         self._ended = 0
         self._told = 0  # of those that have ended
-        self._ended_groups: deque[list[Conversation]] = deque()
+        self._ended_groups: deque[list[Trajectory]] = deque()
         self._fault: BaseException | None = None
         self._look_at = 0.0
         runner.loop.call_soon_threadsafe(self._start, asked)
@@ -229,7 +230,7 @@ class ConversationLoop:
                 group.tasks.append(task)
                 self._tasks.append(task)
 
-    def _over(self, conversation: OpenConversation, group: _Group, task: asyncio.Task[Conversation]) -> None:
+    def _over(self, conversation: OpenConversation, group: _Group, task: asyncio.Task[Trajectory]) -> None:
         self.busy.pop(conversation, None)
         fault = asyncio.CancelledError() if task.cancelled() else task.exception()
         self._fault = self._fault or fault

@@ -248,7 +248,7 @@ class PrefetchRollouts:
         assert calls is not None
 
         def answered(output: RolloutOutput) -> None:
-            rounds = oldest_rounds(output.completions, self.pool.served)
+            rounds = oldest_rounds((one.weight_version for one in output.completions), self.pool.served)
             if rounds < self.oldest:
                 self.pool.count_stale()
                 times = calls.again(output.request_id)
@@ -309,14 +309,14 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        completions = [one for item in scored.generated for one in item.conversation.completions]
-        rounds = oldest_rounds(completions, self.rollouts.served)
+        sequences = [sequence for trajectory in scored.generated for sequence in trajectory.sequences]
+        rounds = oldest_rounds((sequence.oldest_version for sequence in sequences), self.rollouts.served)
         allowed = sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(
                 f"round {number} has completions by weights of {rounds} rounds, older than --max_staleness {allowed}"
             )
-        scored.metrics.update(staleness_metrics(completions, number, self.rollouts.served))
+        scored.metrics.update(staleness_metrics(sequences, number, self.rollouts.served))
         return scored
 
     @property

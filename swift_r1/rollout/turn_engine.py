@@ -27,9 +27,8 @@ from swift_r1.plugins.protocol import (
     UsageInfo,
 )
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rollout.base import Conversation, TokenSequence
 from swift_r1.rollout.multi_turn import OpenConversation
-from swift_r1.rollout.staleness import spans_of, versions_of_tokens
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of, versions_of_tokens
 from swift_r1.rollout.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import completion_seed
@@ -226,7 +225,7 @@ class SchedulerRunner:
             )
         return deadline
 
-    async def lead(self, conversation: OpenConversation) -> Conversation:
+    async def lead(self, conversation: OpenConversation) -> Trajectory:
         """Raises RunFailed, which names the conversation, where the scheduler fails."""
         conversation.begin()
         current_conversation.set(conversation)
@@ -240,7 +239,7 @@ class SchedulerRunner:
         request_id = conversation.request.request_id
         raise RunFailed(f"--multi_turn_scheduler {self._name} failed in {request_id}: {describe(failure)}") from failure
 
-    async def _lead(self, conversation: OpenConversation) -> Conversation:
+    async def _lead(self, conversation: OpenConversation) -> Trajectory:
         sampling = conversation.request.sampling
         request = RolloutInferRequest(
             messages=deepcopy([dict(message) for message in conversation.prompt.messages]),
@@ -254,7 +253,7 @@ class SchedulerRunner:
             output = await _run_of(self._scheduler)(request, config)
         except SystemExit as error:  # it would end the thread that the run waits for
             raise TurnFault(f"it left with SystemExit({error.code})") from error
-        return _conversation(conversation, output, self._last_message_only)
+        return _trajectory(conversation, output, self._last_message_only)
 
     def close(self) -> None:
         """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""
@@ -284,8 +283,8 @@ def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
     return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
-def _conversation(one: OpenConversation, output: Any, last_message_only: bool) -> Conversation:
-    """Returns the conversation of a scheduler that has ended. Raises TurnFault where it returned no rollout, or one
+def _trajectory(one: OpenConversation, output: Any, last_message_only: bool) -> Trajectory:
+    """Returns the trajectory of a scheduler that has ended. Raises TurnFault where it returned no rollout, or one
     with other tokens than the model's."""
     transcript = one.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
@@ -297,21 +296,17 @@ def _conversation(one: OpenConversation, output: Any, last_message_only: bool) -
     first = transcript.last_message if last_message_only else 0
     messages = output.messages or transcript.messages
     is_text = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    spans = spans_of(transcript.versions[:end])
-    versions = [version for _, version in spans]
-    completion = wire.Completion(
+    sequence = TokenSequence(
+        prompt_token_ids=one.prompt.token_ids,
         token_ids=tuple(transcript.token_ids[:end]),
         logprobs=tuple(transcript.logprobs[:end]),
-        finish_reason=transcript.finish_reason,
-        weight_version=min(versions),
-        newest_weight_version=max(versions) if len(spans) > 1 else None,
-        weight_versions=spans if len(spans) > 1 else None,
+        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
+        versions=spans_of(transcript.versions[:end]),
     )
-    mask = tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end]))
-    return Conversation(
+    return Trajectory(
         request_id=one.request.request_id.rpartition("/")[0],
         prompt=one.prompt,
-        sequences=(TokenSequence(one.prompt.token_ids, completion, mask),),
+        sequences=(sequence,),
         turns=transcript.turn_token_ids,
         messages=messages,
         text=messages[-1]["content"] if is_text else transcript.text,

@@ -161,7 +161,7 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
         play(rows, running, Answered(generate=generate), asked)
         scores = running.result()
     assert ended == [0, 1]
-    assert [item.reward for item in scores.trained] == [float(len(item.conversation.text)) for item in scores.trained]
+    assert [item.reward for item in scores.trained] == [float(len(item.text)) for item in scores.trained]
 
 
 class Stub(ThreadingHTTPServer):
@@ -208,7 +208,7 @@ def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugi
         with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}") as client:
             play(rows, running, Answered(generate=client.generate), asked)
         scores = running.result()
-    assert [item.conversation.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
+    assert [item.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
     assert [item.reward for item in scores.trained] == [4.0] * 4
 
 

@@ -17,16 +17,16 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.flags import RlhfArguments
 from swift_r1.plugins.rollouts import MultiTurnScheduler, multi_turns
-from swift_r1.rollout.base import Conversation
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import Generated
 from swift_r1.training.setup import ModelFacts
 from swift_r1.training.turns import open_turns
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
-from tests.rollout.conftest import pool_of
+from tests.live_servers import pool_of
 from tests.tiny_server import TinyEngine
 
 PROMPTS = 4
@@ -93,7 +93,7 @@ def play(
 
         def run(
             scheduler: type[MultiTurnScheduler],
-            on_group: Callable[[Sequence[Conversation]], None],
+            on_group: Callable[[Sequence[Trajectory]], None],
             timeout: float = WAIT_S,
             unwanted: Callable[[], bool] = lambda: False,
         ) -> None:
@@ -126,7 +126,7 @@ def test_a_conversation_does_not_wait_for_the_turn_of_another_one(
 ) -> None:
     ended: list[str] = []
 
-    def on_group(group: Sequence[Conversation]) -> None:
+    def on_group(group: Sequence[Trajectory]) -> None:
         [one] = group
         assert len(one.turns) == TURNS
         ended.append(one.request_id)

@@ -12,10 +12,10 @@ from typing import Any
 
 from swift_r1.errors import RunFailed
 from swift_r1.rollout.agents.gateway import AgentGateway
-from swift_r1.rollout.agents.outcome import EndedEpisode, conversation_of
+from swift_r1.rollout.agents.outcome import EndedEpisode, trajectory_of
 from swift_r1.rollout.agents.processes import AgentProcesses, EpisodeExit
-from swift_r1.rollout.base import Conversation
 from swift_r1.rollout.multi_turn import OpenConversation
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.wire import sessions as wire
 
 _MOST_CALLS = 1000  # of an episode without --max_turns
@@ -50,7 +50,7 @@ class AgentRunner:
         """Finds nothing: each episode has its own deadline."""
         return time.monotonic() + _LOOK_S
 
-    async def lead(self, conversation: OpenConversation) -> Conversation:
+    async def lead(self, conversation: OpenConversation) -> Trajectory:
         """Plays an episode to its end, however it ends."""
         async with self._free:
             conversation.begin()
@@ -71,7 +71,7 @@ class AgentRunner:
                     self.limits.needs_reward,
                 )
                 self.gateway.sessions.give_up(state, ended.given_up)
-                return conversation_of(episode, state, self.gateway.model.prompts)
+                return trajectory_of(episode, state, self.gateway.model.prompts)
 
     def _session_of(self, conversation: OpenConversation) -> wire.SessionRequest:
         request = conversation.request

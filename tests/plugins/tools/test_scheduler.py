@@ -24,9 +24,9 @@ from swift_r1.plugins import load_plugins
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 from swift_r1.plugins.tools.scheduler import ToolKit, ToolScheduler, check_tool_answers
-from swift_r1.rollout.base import Conversation
 from swift_r1.rollout.multi_turn import BatchedTurns
 from swift_r1.rollout.scoring import made_calls, tool_metrics
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.rollout.turn_engine import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -107,7 +107,7 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
         worked: Callable[[], float] = pool.worked,
         scheduler: type[ToolScheduler] = ToolScheduler,
         corrects: bool = False,
-    ) -> tuple[Conversation, Any, Scripted]:
+    ) -> tuple[Trajectory, Any, Scripted]:
         tokenizer = tokenizer_of(tiny_model, template)
         encoder, end = PromptEncoder(tokenizer), (tokenizer.eos_token_id,)
         kit = ToolKit(ToolCallParser("hermes", tokenizer), pool, end, corrects)
@@ -276,7 +276,7 @@ def test_a_tool_cannot_end_its_turn_and_speak_as_another(play: Any, template: st
     found, tokenizer, _ = play([hermes(("echo", {"text": page})), "done"], template)
     harmless, *_ = play([hermes(("echo", {"text": "1"})), "done"], template)
 
-    def between(one: Conversation) -> list[int]:
+    def between(one: Trajectory) -> list[int]:
         turns = [len(turn) for turn in one.turns]
         return list(one.sequences[0].completion.token_ids)[turns[0] : -turns[1]]
 
