@@ -101,8 +101,9 @@ class TurnEngine:
             conversation.prompt = prompt
             conversation.transcript = transcript
         else:
-            if self._limits.turns is not None and transcript.turns >= self._limits.turns:
-                raise TurnFault(f"turn {transcript.turns + 1} was asked for, --max_turns is {self._limits.turns}")
+            turns = len(transcript.turns)
+            if self._limits.turns is not None and turns >= self._limits.turns:
+                raise TurnFault(f"turn {turns + 1} was asked for, --max_turns is {self._limits.turns}")
             if transcript.full:
                 raise TurnFault("another turn was asked for after the engine had said that no more tokens fit")
             transcript.follow(messages)
@@ -114,10 +115,10 @@ class TurnEngine:
         seeds = conversation.request.seeds
         completion = await conversation.ask(
             wire.RolloutRequest(
-                request_id=f"{conversation.request.request_id}/{transcript.turns}",
+                request_id=f"{conversation.request.request_id}/{len(transcript.turns)}",
                 prompt_token_ids=(*transcript.prompt_token_ids, *transcript.token_ids),
                 n=1,
-                seeds=(completion_seed(seeds[0], transcript.turns),) if seeds else None,
+                seeds=(completion_seed(seeds[0], len(transcript.turns)),) if seeds else None,
                 sampling=sampling,
             )
         )
@@ -311,5 +312,5 @@ def _trajectory(one: OpenConversation, output: Any, last_message_only: bool) -> 
         messages=messages,
         text=messages[-1]["content"] if is_text else transcript.text,
         finish_reason=transcript.finish_reason,
-        infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
+        infos={"num_turns": len(transcript.turns)} | (output.rollout_infos or {}),
     )
