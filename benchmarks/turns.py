@@ -28,8 +28,8 @@ from swift_r1.rollout.multi_turn import BatchedTurns, ConversationDriver, Served
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.rollout.trajectory import Trajectory
-from swift_r1.rollout.turn_engine import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
 from swift_r1.serving.routes import create_app

@@ -15,8 +15,8 @@ from swift_r1.plugins.tools.parsing import ToolCallParser, chosen_parser
 from swift_r1.plugins.tools.scheduler import ToolKit, check_tool_answers
 from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner
 from swift_r1.rollout.agents.processes import AgentProcesses
+from swift_r1.rollout.agents.runner import AgentLimits, AgentRunner
 from swift_r1.rollout.base import EmbeddedRollouts, Generator
 from swift_r1.rollout.multi_turn import (
     BatchedTurns,
@@ -27,7 +27,7 @@ from swift_r1.rollout.multi_turn import (
 )
 from swift_r1.rollout.prefetch import MakeTurns, PrefetchRollouts
 from swift_r1.rollout.remote import ServerRollouts
-from swift_r1.rollout.turn_engine import Limits, SchedulerRunner, TurnEngine
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner, TurnEngine
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.openai_messages import ToolCalls

@@ -16,7 +16,7 @@ from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutS
 from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 from swift_r1.rollout.base import EmbeddedRollouts
 from swift_r1.rollout.multi_turn import BatchedTurns
-from swift_r1.rollout.turn_engine import Limits, SchedulerRunner
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend

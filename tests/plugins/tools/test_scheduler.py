@@ -25,9 +25,9 @@ from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 from swift_r1.plugins.tools.scheduler import ToolKit, ToolScheduler, check_tool_answers
 from swift_r1.rollout.multi_turn import BatchedTurns
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.rollout.scoring import made_calls, tool_metrics
 from swift_r1.rollout.trajectory import Trajectory
-from swift_r1.rollout.turn_engine import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests import tool_templates as templates

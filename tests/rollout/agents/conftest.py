@@ -18,8 +18,8 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.models.loading import load_model
 from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner
 from swift_r1.rollout.agents.processes import AgentProcesses
+from swift_r1.rollout.agents.runner import AgentLimits, AgentRunner
 from swift_r1.rollout.base import OnDone, OnOutput
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.multi_turn import BatchedTurns, ServedTurns
