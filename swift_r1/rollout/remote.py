@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,13 +117,20 @@ class ServerRollouts:
         return None if requests is None else [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
-        """Every call is answered once, as it comes, until they are closed. Collective; the other ranks pass None."""
+        """Answers every call once, as it comes, until they are closed, or completions are `unwanted`. Collective; the
+        other ranks pass None."""
 
         def ask(pool: ServerPool) -> None:
             assert calls is not None
-            pool.ask(calls, pool.served.current)
+            with suppress(_Unwanted):
+                pool.ask(calls, pool.served.current, look=partial(self._look, calls))
 
         self.attend(ask)
+
+    def _look(self, calls: OpenCalls) -> None:
+        if self.unwanted():
+            raise _Unwanted
+        calls.look()
 
     def attend(self, work: Callable[[ServerPool], None]) -> None:
         """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`

@@ -15,10 +15,11 @@ from swift_r1.errors import RunFailed
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
-from swift_r1.rollout.base import Conversation, OnDone, Rollouts
+from swift_r1.rollout.base import OnDone, Rollouts
 from swift_r1.rollout.multi_turn import Asked, ConversationDriver
 from swift_r1.rollout.prompts import Prompts
 from swift_r1.rollout.scoring import OpenRewards, ScoredRound, Scoring
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
 
@@ -137,7 +138,7 @@ class RoundSampler:
             how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
             scoring = Scoring(prompts, request_ids, *how)
 
-        def add(group: Sequence[Conversation]) -> None:
+        def add(group: Sequence[Trajectory]) -> None:
             if scoring is not None and not self.rollouts.unwanted():
                 scoring.add(group)
 
@@ -160,17 +161,17 @@ class RoundSampler:
 def silent_groups(scored: ScoredRound, num_generations: int, per_turn: bool = False) -> list[int]:
     """Places of the groups that teach nothing: `groups_without_signal`, and `per_turn` those alone of whose valid
     episodes all rewards of turns are equal too."""
-    rewards = torch.tensor([item.objective for item in scored.trained])
+    rewards = torch.tensor([trajectory.objective for trajectory in scored.trained])
     silent: list[int] = groups_without_signal(rewards, num_generations).nonzero().flatten().tolist()
     if not per_turn:
         return silent
-    valid = [[] if math.isnan(one.objective) else one.conversation.turn_rewards for one in scored.trained]
+    valid = [[] if math.isnan(one.objective) else one.turn_rewards for one in scored.trained]
     ends = {place: (place * num_generations, (place + 1) * num_generations) for place in silent}
     return [place for place, (first, end) in ends.items() if len(set(chain.from_iterable(valid[first:end]))) < 2]
 
 
 def _check_episodes(scored: ScoredRound) -> None:
     """Raises RunFailed where no episode of an agent came to a result."""
-    failures = [item.conversation.failure for item in scored.generated]
+    failures = [trajectory.failure for trajectory in scored.generated]
     if failures[0] is not None and all(failure is not None for failure in failures):
         raise RunFailed(f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}")

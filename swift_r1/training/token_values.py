@@ -13,8 +13,8 @@ from torch import Tensor
 from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.token_record import TokenRows
-from swift_r1.rollout.scoring import ScoredCompletion, ScoredRound
-from swift_r1.rollout.staleness import spread, stretches, versions_of_tokens
+from swift_r1.rollout.scoring import ScoredRound
+from swift_r1.rollout.trajectory import Trajectory, spread
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.batching import RoundBatch, places_of
 
@@ -37,11 +37,11 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     trained = () if scored is None else scored.trained
     row = 0
     for first in range(0, len(trained), size):
-        places = [_place(item.conversation.prompt.prompt_id) for item in trained[first : first + size]]
+        places = [_place(item.prompt.prompt_id) for item in trained[first : first + size]]
         for item, place in zip(trained[first : first + size], places, strict=True):
             if place <= max(share, min(places)):
                 found |= {row + number: own for number, own in enumerate(_who(item, step))}
-            row += max(1, len(item.conversation.sequences))  # an episode without any has a row of padding
+            row += max(1, len(item.sequences))  # an episode without any has a row of padding
     samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
     return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 
@@ -51,20 +51,19 @@ def _place(prompt_id: str) -> float:
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _who(item: ScoredCompletion, step: int) -> list[dict[str, Any]]:
+def _who(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     """Returns the ids that each of its rows has."""
-    conversation = item.conversation
     return [
         {
             "round_step": step,
-            "prompt_id": conversation.prompt.prompt_id,
-            "request_id": conversation.request_id,
-            "number": item.number,
-            "group": item.group,
+            "prompt_id": trajectory.prompt.prompt_id,
+            "request_id": trajectory.request_id,
+            "number": trajectory.number,
+            "group": trajectory.group,
             "sequence": number,
-            "weight_versions": stretches(one.completion),
+            "weight_versions": one.versions,
         }
-        for number, one in enumerate(conversation.sequences)
+        for number, one in enumerate(trajectory.sequences)
     ]
 
 
@@ -131,20 +130,19 @@ def _filled(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width) < lengths[:, None]
 
 
-def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
-    """Completions of an evaluation of the weights of `step`."""
-    sequences = [one for item in items for one in item.conversation.sequences]
+def probe_rows(trajectories: Sequence[Trajectory], step: int) -> TokenRows:
+    """Returns the tokens of an evaluation of the weights of `step`."""
+    sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     prompts = [one.prompt_token_ids for one in sequences]
-    answers = [one.completion for one in sequences]
     tokens: dict[str, list[Sequence[float]]] = {
-        "token_ids": [one.token_ids for one in answers],
-        "rollout_logps": [one.logprobs for one in answers],
-        "weight_versions": [versions_of_tokens(one) for one in answers],
+        "token_ids": [one.token_ids for one in sequences],
+        "rollout_logps": [one.logprobs for one in sequences],
+        "weight_versions": [one.versions_of_tokens() for one in sequences],
     }
     return TokenRows(
-        completions=[own for item in items for own in _who(item, step)],
+        completions=[own for trajectory in trajectories for own in _who(trajectory, step)],
         prompt_lengths=numpy.array(list(map(len, prompts))),
         prompt_token_ids=numpy.concatenate(prompts),
-        lengths=numpy.array([len(one.token_ids) for one in answers]),
+        lengths=numpy.array([len(one.token_ids) for one in sequences]),
         tokens={name: numpy.concatenate(values) for name, values in tokens.items()},
     )

@@ -58,13 +58,13 @@ def completions_of(prompt_ids: list[str]) -> SimpleNamespace:
     """A round with two completions of each prompt."""
 
     def one(prompt_id: str, number: int) -> SimpleNamespace:
-        completion = SimpleNamespace(weight_versions=None, weight_version=1)
-        conversation = SimpleNamespace(
+        return SimpleNamespace(
             prompt=SimpleNamespace(prompt_id=prompt_id),
-            sequences=[SimpleNamespace(completion=completion)],
+            sequences=[SimpleNamespace(versions=((0, 1),))],
             request_id=prompt_id,
+            number=number,
+            group=0,
         )
-        return SimpleNamespace(conversation=conversation, number=number, group=0)
 
     return SimpleNamespace(trained=[one(prompt_id, number) for prompt_id in prompt_ids for number in range(2)])
 
