@@ -202,8 +202,8 @@ class Parts:
 
     def recorded(self, scored: Any, advantages: Any) -> None:
         round_metrics(scored)
-        for item, value in zip(scored.trained, advantages.tolist(), strict=True):
-            self.file.write(completion_row(item, 1, value))
+        for trajectory in scored.with_advantages(advantages.tolist(), None).trained:
+            self.file.write(completion_row(trajectory, 1))
 
 
 def of_model(requests: Sequence[RolloutRequest], batch: Any) -> dict[str, float]:

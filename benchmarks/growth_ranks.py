@@ -137,7 +137,7 @@ def part(args: argparse.Namespace) -> dict[str, Any]:
                 SimpleNamespace(
                     outcome=float(number % 2),
                     finish_reason=one.finish_reason,
-                    sequences=[TokenSequence.of_completion(prompt, one)],
+                    rows=[TokenSequence.of_completion(prompt, one)],
                 )
                 for prompt, output in zip(prompts, outputs, strict=True)
                 for number, one in enumerate(output.completions)

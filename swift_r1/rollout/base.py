@@ -6,12 +6,13 @@ All methods are collective: every rank calls them, rank 0 passes and receives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from swift_r1.data.prompts import Prompt
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import Weight
@@ -22,10 +23,33 @@ from swift_r1.wire.protocol import (
     RolloutOutput,
     RolloutRequest,
     RolloutResponse,
+    SamplingParams,
 )
 
 OnDone = Callable[[int], None]  # told how many more completions have ended
 OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
+
+
+class GroupRequest(NamedTuple):
+    """A prompt, and the request for the completions of its group.
+
+    Example: four completions of a row: `prompt.token_ids` (5, 6), `request.request_id` "run/0/3", `request.n` 4
+    """
+
+    prompt: Prompt
+    request: RolloutRequest
+
+    @classmethod
+    def of(cls, prompt: Prompt, request_id: str, seeds: Sequence[int], sampling: SamplingParams) -> GroupRequest:
+        """Makes the request for as many completions of a prompt as there are seeds."""
+        request = RolloutRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            n=len(seeds),
+            seeds=tuple(seeds),
+            sampling=sampling,
+        )
+        return cls(prompt, request)
 
 
 class TrainedPolicy(Protocol):

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from swift_r1.data.prompts import Prompt
-from swift_r1.rollout.base import Generator, OnDone, ignore_output
+from swift_r1.rollout.base import Generator, GroupRequest, OnDone, ignore_output
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.rollout.transcript import Transcript
@@ -26,7 +26,7 @@ from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 _CAUSES = 5  # of failures, that are printed after a round
 _QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 
-Asked = Sequence[tuple[Prompt, RolloutRequest]]  # prompts with the requests for their completions
+Asked = Sequence[GroupRequest]
 OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
 
 

@@ -60,6 +60,15 @@ class ScoredRound:
             trained[group] = fresh.trained[number * size : (number + 1) * size]
         return replace(self, trained=trained, dropped=dropped, calls=[*self.calls, *fresh.calls])
 
+    def with_advantages(self, advantages: Sequence[float], entropies: Sequence[float] | None) -> ScoredRound:
+        """Returns the round with the advantage of each trained completion, and its entropy where that is logged."""
+        of_trained = [None] * len(advantages) if entropies is None else entropies
+        trained = [
+            replace(trajectory, advantage=advantage, entropy=entropy)
+            for trajectory, advantage, entropy in zip(self.trained, advantages, of_trained, strict=True)
+        ]
+        return replace(self, trained=trained)
+
     def columns(self) -> list[RewardColumn]:
         """Each function's answers to several calls as if they had been one."""
         return [
@@ -161,27 +170,26 @@ def _without_turns(column: RewardColumn) -> list[float | None]:
     return [None if value is None else factor * value for value in column.values]
 
 
-def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
-    """Returns what became of each group of a round, also of those that others have replaced; `advantages` are of
-    `scored.trained`, `step` is the first optimizer step on them."""
-    total = math.fsum(map(abs, advantages)) or 1.0
-    shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
-    groups = groupby(zip(scored.generated, shares, strict=True), key=lambda one: one[0].group)
-    return [_outcome(list(group), step) for _, group in groups]
+def outcomes_of(scored: ScoredRound, step: int) -> list[Outcome]:
+    """Returns what became of each group of a round, also of those that others have replaced; `step` is the first
+    optimizer step on them."""
+    total = math.fsum(abs(trajectory.advantage or 0.0) for trajectory in scored.trained) or 1.0
+    groups = groupby(scored.generated, key=lambda trajectory: trajectory.group)
+    return [_outcome(list(group), step, total) for _, group in groups]
 
 
-def _outcome(group: Sequence[tuple[Trajectory, float]], step: int) -> Outcome:
-    completions = [one for one, _ in group]
-    valid = [one.reward for one in completions if not math.isnan(one.reward)]
-    objectives = {one.objective for one in completions if not math.isnan(one.objective)}
-    judged = [next(iter(one.rewards.values())) for one in completions]
+def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
+    """Returns what became of a group of a round whose absolute advantages sum to `total`."""
+    valid = [trajectory.reward for trajectory in group if not math.isnan(trajectory.reward)]
+    objectives = {trajectory.objective for trajectory in group if not math.isnan(trajectory.objective)}
+    judged = [next(iter(trajectory.rewards.values())) for trajectory in group]
     return Outcome(
-        row=completions[0].prompt.row,
+        row=group[0].prompt.row,
         step=step,
         reward=mean(valid) if valid else None,
         pass_rate=mean([float(value is not None and value >= RIGHT) for value in judged]),
         has_signal=len(objectives) > 1,
-        gradient_share=math.fsum(share for _, share in group),
+        gradient_share=math.fsum(abs(trajectory.advantage or 0.0) / total for trajectory in group),
     )
 
 
@@ -301,7 +309,7 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
     return metrics | scored.metrics
 
 
-def completion_row(trajectory: Trajectory, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
+def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
     which is the end of `prompt` too."""
     sequences = trajectory.sequences
@@ -317,7 +325,7 @@ def completion_row(trajectory: Trajectory, step: int, advantage: float | None, d
         "completion": trajectory.text,
         **{f"rewards/{name}": value for name, value in trajectory.rewards.items()},
         "reward": trajectory.reward,
-        "advantage": advantage,
+        "advantage": trajectory.advantage,
         "tokens": trajectory.length,
         "finish_reason": trajectory.finish_reason,
         "weight_version": oldest,
@@ -343,7 +351,8 @@ def completion_row(trajectory: Trajectory, step: int, advantage: float | None, d
         row["dropped"] = True
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
     columns = trajectory.prompt.columns.items()
-    return row | {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+    row |= {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+    return row if trajectory.entropy is None else row | {"entropy": trajectory.entropy}
 
 
 def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

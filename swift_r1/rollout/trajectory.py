@@ -15,7 +15,7 @@ FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result"
 deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
 returned is no result."""
 
-Stretches = Sequence[tuple[int, int]]
+Stretches = tuple[tuple[int, int], ...]
 """`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 
 
@@ -36,7 +36,7 @@ class TokenSequence:
     token_ids: Sequence[int]  # `T`, a stop token included
     logprobs: Sequence[float]  # `T`, the engine's (natural log); 0 for tokens that the policy did not write
     loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
-    versions: Stretches  # at least one; where the engine cannot tell, the oldest weights wrote all
+    versions: Stretches = ((0, 0),)  # where the engine cannot tell, the oldest weights wrote all
     newest_untold: int | None = None  # the newest weight version, where the engine cannot tell which tokens it wrote
     turns: Sequence[int] = ()  # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
 
@@ -51,6 +51,12 @@ class TokenSequence:
             versions=stretches(completion),
             newest_untold=None if completion.weight_versions else completion.newest_weight_version,
         )
+
+    @classmethod
+    def of_answer(cls, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> TokenSequence:
+        """Makes the sequence of an answer that no engine wrote: all of it is trained."""
+        count = len(token_ids)
+        return cls(prompt_token_ids, token_ids, logprobs=(0.0,) * count, loss_mask=(True,) * count)
 
     @property
     def oldest_version(self) -> int:
@@ -70,11 +76,13 @@ class TokenSequence:
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """All that is trained of one completion of a prompt, with what rewards and logs see of it: a single answer of the
-    policy, several turns that a scheduler led, or an agent's episode. `Scoring` adds the last fields.
+    policy, several turns that a scheduler led, or an agent's episode. `Scoring` adds group, number and
+    rewards, `Trainer.begin_round` advantage and entropy.
 
     Example: the second of two answers to `1 + 1 =`, which is right while the first is wrong:
         request_id "run/0/0", sequences [TokenSequence([5, 6], [7, 8], ...)], turns [[7, 8]], text "2",
-        finish_reason "stop", group 0, number 1, rewards {"accuracy": 1.0}, reward 1.0, objective 1.0, outcome 1.0
+        finish_reason "stop", group 0, number 1, rewards {"accuracy": 1.0}, reward 1.0, objective 1.0, outcome 1.0,
+        advantage 0.7
     Example: an agent that asks the model twice and then begins a new chat:
         sequences [P0 + (A0 + E0 + A1), P2 + A2], turns [A0, A1, A2], messages of the second chat, other_messages
         [those of the first], infos {"num_turns": 3, "reward": 1.0, ...}
@@ -96,6 +104,17 @@ class Trajectory:
     reward: float = nan  # their weighted sum; NaN where no advantage can be computed from it
     objective: float = nan  # what the advantage is computed from: the reward, except with `normalize_then_sum`
     outcome: float = nan  # the objective without what the rewards of turns add by themselves
+    advantage: float | None = None  # of tokens their mean; None where nothing is trained on it
+    entropy: float | None = None  # nats a token, before the round's first update; None where it is not logged
+
+    @property
+    def rows(self) -> Sequence[TokenSequence]:
+        """Returns what it is in a batch: its sequences, or a row of which nothing is trained, where the model wrote
+        nothing."""
+        if self.sequences:
+            return self.sequences
+        ids = self.prompt.token_ids
+        return [TokenSequence(ids, ids[-1:], logprobs=(0.0,), loss_mask=(False,))]
 
     @property
     def turn_rewards(self) -> Sequence[float]:
@@ -113,7 +132,7 @@ def stretches(completion: Completion) -> Stretches:
     return completion.weight_versions or ((0, completion.weight_version),)
 
 
-def spread(stretches: Stretches, length: int) -> list[int]:
+def spread(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
     """Returns the version of each of `length` tokens."""
     versions: list[int] = []
     for start, version in reversed(stretches):
@@ -121,7 +140,7 @@ def spread(stretches: Stretches, length: int) -> list[int]:
     return versions
 
 
-def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+def spans_of(versions: Sequence[int | None]) -> Stretches:
     """Returns the stretches of tokens with these versions; a token that no weights wrote belongs to the stretch before
     it."""
     spans: list[tuple[int, int]] = []

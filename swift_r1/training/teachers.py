@@ -154,7 +154,7 @@ class ServerTeacher(Teacher):
             answers = None if scored is None else self._ask(scored)
         logps, *wide = self.ranks.broadcast(answers)
         said = [logps, *(one.view(len(logps), self.top) for one in wide)]
-        first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
+        first = batch.own_starts
 
         def taught(micro: MicroBatch) -> MicroBatch:
             mask = micro.mask.cpu()

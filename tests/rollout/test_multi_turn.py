@@ -122,14 +122,7 @@ def play(rollouts, tokenizer):
 
 
 def batch_of(played):
-    return round_batch(
-        [one.prompt.token_ids for one in played],
-        [row(one).token_ids for one in played],
-        [row(one).logprobs for one in played],
-        [0.0] * len(played),
-        [False] * len(played),
-        [row(one).loss_mask for one in played],
-    )
+    return round_batch([row(one) for one in played], [0.0] * len(played))
 
 
 @pytest.mark.parametrize("form", [Form(), Form(packed=True), Form(packed=True, shared=True)])

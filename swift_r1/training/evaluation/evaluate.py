@@ -19,7 +19,7 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.record.token_record import TokenRows
-from swift_r1.rollout.base import still_wanted
+from swift_r1.rollout.base import GroupRequest, still_wanted
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import (
     OpenRewards,
@@ -38,7 +38,7 @@ from swift_r1.training.evaluation.questions import (
 )
 from swift_r1.training.evaluation.results import RULES, Graded, summarize
 from swift_r1.training.token_values import probe_rows
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import SamplingParams
 
 MEAN = "mean"  # the name in the metrics of the plain mean over several sets
 _AVERAGED = ("accuracy", "reward", "completions/mean_length")
@@ -106,7 +106,7 @@ class Evaluator:
                 own = [item for item in scored.trained if named or item.prompt.dataset == name]
                 metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
-            rows += [more | completion_row(item, step, None) for item in scored.trained]
+            rows += [more | completion_row(item, step) for item in scored.trained]
             left = self.probe_prompts - len({item.prompt.prompt_id for item in probed})
             probed += scored.trained[: left * one.num_generations]
         written = [item for item in probed if item.sequences]
@@ -121,22 +121,20 @@ class Evaluator:
             if sampler.ranks.max(float(unwanted())):
                 raise EvaluationLeft
 
-        requests = [
-            RolloutRequest(
-                request_id=f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
-                prompt_token_ids=prompt.token_ids,
-                n=one.num_generations,
-                seeds=evaluation_seeds(args.seed, prompt.prompt_id, one.num_generations),
-                sampling=one.sampling,
+        groups = [
+            GroupRequest.of(
+                prompt,
+                f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
+                evaluation_seeds(args.seed, prompt.prompt_id, one.num_generations),
+                one.sampling,
             )
             for prompt in one.prompts
         ]
         at_once = one.num_prompts  # a server orders its requests itself
         if not args.use_vllm:
             at_once = max(1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations)
-        asked = list(zip(one.prompts, requests, strict=True))
         compose = Composition(one.weights)
-        scoring = sampler.generate(asked, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
+        scoring = sampler.generate(groups, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
         return None if scoring is None else scoring.result()
 
 
