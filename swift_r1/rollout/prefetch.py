@@ -81,8 +81,7 @@ class Prefetcher:
         self._spans = spans or Spans()
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
-        # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
-        # last.
+        # These rounds take further prompts on their way, or are led by a scheduler: each waits for the end of the last.
         self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = {}

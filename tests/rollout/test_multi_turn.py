@@ -15,8 +15,8 @@ from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 from swift_r1.rollout.base import EmbeddedRollouts
-from swift_r1.rollout.multi_turn import MultiTurn, Stage
-from swift_r1.rollout.turn_engine import Limits
+from swift_r1.rollout.multi_turn import BatchedTurns
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
@@ -72,7 +72,7 @@ def rollouts(tiny_model, tokenizer):
 @pytest.fixture
 def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
-    stages = []
+    runners = []
 
     def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix="", last=False):
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
@@ -81,8 +81,8 @@ def play(rollouts, tokenizer):
         def make_scheduler(engine):
             return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
 
-        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
-        stages.append(stage)
+        runner = SchedulerRunner("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
+        runners.append(runner)
         rows = [
             {
                 "messages": [{"role": "user", "content": f"say {what}"}],
@@ -107,16 +107,18 @@ def play(rollouts, tokenizer):
         ]
         done = []
         given = []
-        MultiTurn(rollouts, RANKS, stage).generate(list(zip(prompts, requests, strict=True)), done.append, given.append)
+        BatchedTurns(rollouts, RANKS, runner).generate(
+            list(zip(prompts, requests, strict=True)), done.append, given.append
+        )
         assert sum(done) == 2 * n
         given.sort(key=lambda group: group[0].request_id, reverse=True)
         assert [[talk.request_id for talk in group] for group in given] == [["one"] * n, ["fourteen"] * n]
         return [talk for group in given for talk in group]
 
     yield run
-    for stage in stages:
-        stage.close()
-        assert stage._loop.is_closed()
+    for runner in runners:
+        runner.close()
+        assert runner.loop.is_closed()
 
 
 def batch_of(played):

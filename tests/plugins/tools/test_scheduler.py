@@ -24,10 +24,10 @@ from swift_r1.plugins import load_plugins
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 from swift_r1.plugins.tools.scheduler import ToolKit, ToolScheduler, check_tool_answers
-from swift_r1.rollout.multi_turn import MultiTurn, Stage
+from swift_r1.rollout.multi_turn import BatchedTurns
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.rollout.scoring import made_calls, tool_metrics
 from swift_r1.rollout.trajectory import Trajectory
-from swift_r1.rollout.turn_engine import Limits
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests import tool_templates as templates
@@ -95,7 +95,7 @@ def tokenizer_of(model: Path, template: str) -> Any:
 @pytest.fixture
 def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
     """`play(says, ...) -> (conversation, tokenizer, engine)`"""
-    stages = []
+    runners = []
 
     def run(
         says: Sequence[str],
@@ -116,8 +116,8 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
             return scheduler(infer_engine=engine, max_turns=turns, tokenizer=tokenizer, kit=kit)
 
         limits = Limits(room, False, turns, 1.0)
-        stage = Stage("tools", timeout, make, encoder, end, limits, worked=worked)
-        stages.append(stage)
+        runner = SchedulerRunner("tools", timeout, make, encoder, end, limits, worked=worked)
+        runners.append(runner)
         row = {"messages": [USER], "tools": [described(name) for name in USED], "prompt_id": "p", "dataset": "d"}
         prompt = encoder.encode(row)
         assert prompt is not None
@@ -125,13 +125,13 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
             request_id="p", prompt_token_ids=prompt.token_ids, n=1, sampling=SamplingParams(max_tokens=1000)
         )
         engine, given = Scripted(tokenizer, says, ends), []
-        MultiTurn(engine, RANKS, stage).generate([(prompt, request)], lambda _count: None, given.append)
+        BatchedTurns(engine, RANKS, runner).generate([(prompt, request)], lambda _count: None, given.append)
         [[conversation]] = given
         return conversation, tokenizer, engine
 
     yield run
-    for stage in stages:
-        stage.close()
+    for runner in runners:
+        runner.close()
 
 
 @pytest.mark.parametrize("template", [templates.HERMES, templates.LLAMA], ids=["in a user turn", "one call a turn"])

@@ -109,8 +109,8 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
     stage, real, kept = stages("gives up"), LoggedRollouts.one, list[int]()
 
     def state() -> SessionState:
-        [name] = stage.gateway.model.asks
-        return stage.gateway.gateway.store.get(name)
+        [name] = stage.gateway.model.conversations
+        return stage.gateway.sessions.store.get(name)
 
     def one(rollouts: LoggedRollouts, request: RolloutRequest) -> RolloutOutput:
         if request.request_id.endswith("/0"):
@@ -122,7 +122,7 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
         return output
 
     def tell() -> None:
-        until(lambda: stage.gateway.model.asks and state().calls)
+        until(lambda: stage.gateway.model.conversations and state().calls)
         (tmp_path / "answered").touch()
 
     monkeypatch.setattr(LoggedRollouts, "one", one)
