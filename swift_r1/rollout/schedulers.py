@@ -28,10 +28,10 @@ from swift_r1.plugins.protocol import (
 )
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.rollout.multi_turn import OpenConversation
-from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of, versions_of_tokens
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of
 from swift_r1.rollout.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.protocol import completion_seed
+from swift_r1.wire.protocol import completion_seed, versions_of_tokens
 
 _CLOSE_S = 1.0
 
@@ -125,9 +125,8 @@ class TurnEngine:
         text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
         if transcript.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
             text = self._encoder.response_prefix + text
-        transcript.answer(
-            completion.token_ids, completion.logprobs, text, versions_of_tokens(completion), completion.finish_reason
-        )
+        versions = versions_of_tokens(completion.stretches, len(completion.token_ids))
+        transcript.answer(completion.token_ids, completion.logprobs, text, versions, completion.finish_reason)
         return _response(transcript, completion.token_ids, text)
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:

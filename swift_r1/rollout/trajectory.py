@@ -8,15 +8,12 @@ from math import nan
 from typing import Any
 
 from swift_r1.data.prompts import Prompt
-from swift_r1.wire.protocol import Completion, FinishReason
+from swift_r1.wire.protocol import Completion, FinishReason, Stretches, versions_of_tokens
 
 FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result")
 """Why an agent's episode has no valid reward: its class raised; its command ended with another code than 0; its
 deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
 returned is no result."""
-
-Stretches = tuple[tuple[int, int], ...]
-"""`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class TokenSequence:
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             loss_mask=(True,) * len(completion.token_ids),
-            versions=stretches(completion),
+            versions=completion.stretches,
             newest_untold=None if completion.weight_versions else completion.newest_weight_version,
         )
 
@@ -70,7 +67,7 @@ class TokenSequence:
 
     def versions_of_tokens(self) -> list[int]:
         """Returns the version of the weights that wrote each of the `T` tokens."""
-        return spread(self.versions, len(self.token_ids))
+        return versions_of_tokens(self.versions, len(self.token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +124,6 @@ class Trajectory:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
-def stretches(completion: Completion) -> Stretches:
-    """Returns which weights wrote which tokens of a completion; the oldest all, where the engine does not tell."""
-    return completion.weight_versions or ((0, completion.weight_version),)
-
-
-def spread(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """Returns the version of each of `length` tokens."""
-    versions: list[int] = []
-    for start, version in reversed(stretches):
-        versions = [version] * (length - len(versions) - start) + versions
-    return versions
-
-
 def spans_of(versions: Sequence[int | None]) -> Stretches:
     """Returns the stretches of tokens with these versions; a token that no weights wrote belongs to the stretch before
     it."""
@@ -148,8 +132,3 @@ def spans_of(versions: Sequence[int | None]) -> Stretches:
         if version is not None and (not spans or spans[-1][1] != version):
             spans.append((place if spans else 0, version))
     return tuple(spans)
-
-
-def versions_of_tokens(completion: Completion) -> list[int]:
-    """Returns the version of the weights that wrote each token of a completion."""
-    return spread(stretches(completion), len(completion.token_ids))

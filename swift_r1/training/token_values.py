@@ -14,9 +14,10 @@ from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.token_record import TokenRows
 from swift_r1.rollout.scoring import ScoredRound
-from swift_r1.rollout.trajectory import Trajectory, spread
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.batching import RoundBatch, filled_places, places_of, starts_of
+from swift_r1.wire.protocol import versions_of_tokens
 
 _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
 
@@ -112,7 +113,7 @@ class StepTokens:
         mine = advantages[self._samples]
         of_tokens = mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[filled_places(lengths, mine.shape[1])]
         written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
-        versions = numpy.array([version for one in written for version in spread(*one)], numpy.int32)
+        versions = numpy.array([version for one in written for version in versions_of_tokens(*one)], numpy.int32)
         tokens = {
             "token_ids": batch.token_ids[places_of(starts + prompts, lengths)],
             "written": batch.loss_mask[own],

@@ -5,8 +5,8 @@ import pytest
 from swift_r1.algorithms import LossConfig, from_flags
 from swift_r1.flags import RlhfArguments, parse_arguments
 from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, staleness_metrics
-from swift_r1.rollout.trajectory import TokenSequence, spans_of, versions_of_tokens
-from swift_r1.wire.protocol import Completion
+from swift_r1.rollout.trajectory import TokenSequence, spans_of
+from swift_r1.wire.protocol import Completion, versions_of_tokens
 
 
 def completion(length: int, version: int, **more: object) -> Completion:
@@ -40,9 +40,9 @@ def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
 
 def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
     turn = completion(5, 1, newest_weight_version=2, weight_versions=((0, 1), (3, 2)))
-    assert versions_of_tokens(turn) == [1, 1, 1, 2, 2]
-    assert versions_of_tokens(completion(2, 7)) == [7, 7]
-    assert versions_of_tokens(completion(0, 7)) == []
+    assert versions_of_tokens(turn.stretches, 5) == [1, 1, 1, 2, 2]
+    assert versions_of_tokens(completion(2, 7).stretches, 2) == [7, 7]
+    assert versions_of_tokens(completion(0, 7).stretches, 0) == []
     # Tokens of the environment between two turns belong to the turn before them.
     assert spans_of([1, 1, None, 1, 2, None, None, 2, 3]) == ((0, 1), (4, 2), (8, 3))
     assert spans_of([None, 4]) == ((0, 4),)

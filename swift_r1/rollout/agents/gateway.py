@@ -20,7 +20,6 @@ from fastapi import FastAPI
 
 from swift_r1.errors import one_line
 from swift_r1.rollout.multi_turn import OpenConversation
-from swift_r1.rollout.trajectory import stretches
 from swift_r1.serving.admission import check_tokens
 from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
@@ -123,7 +122,7 @@ class CompletionPieces:
         self._model.weight_version = max(self._model.weight_version, done.weight_version)
         texts = self._model.prompts.texts(done.token_ids)
         logprobs = tuple(map(TokenLogprob, texts, done.logprobs))
-        yield 0, Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, tuple(stretches(done)))
+        yield 0, Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, done.stretches)
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""

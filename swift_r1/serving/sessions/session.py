@@ -16,7 +16,7 @@ from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
 from swift_r1.serving.sessions.tokens import ExactTokens
 from swift_r1.wire import sessions as wire
-from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed
+from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed, versions_of_tokens
 
 _BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
 _BYTES_PER_MESSAGE = 300  # beside its text
@@ -262,7 +262,7 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
     for call in chain:
         if call is not first:
             tokens.read(call.added)
-        tokens.write(call.token_ids, call.logprobs, _of_tokens(call.versions, len(call.token_ids)))
+        tokens.write(call.token_ids, call.logprobs, versions_of_tokens(call.versions, len(call.token_ids)))
     answer = [] if last.answer is None else [dict(last.answer)]
     return wire.RecordedSequence(
         calls=tuple(call.number for call in chain),
@@ -275,12 +275,6 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
         messages=(*map(dict, last.asked.messages), *answer),
         tools=tuple(map(dict, last.asked.tools)),
     )
-
-
-def _of_tokens(versions: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """`(first token, version)` in order, as a version for each token."""
-    ends = [start for start, _ in versions[1:]] + [length]
-    return [version for (start, version), end in zip(versions, ends, strict=True) for _ in range(start, end)]
 
 
 def _size(call: ModelCall) -> int:
