@@ -110,7 +110,7 @@ class Completion(Wire):
     finish_reason: FinishReason
     weight_version: int  # the oldest that wrote a token
     newest_weight_version: int | None = None  # where it is another one
-    weight_versions: Stretches | None = None
+    weight_versions: Stretches | None = None  # (first token, version)
 
     @property
     def stretches(self) -> Stretches:
