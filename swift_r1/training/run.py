@@ -212,8 +212,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         rounds = _recorded_rounds(context, data, sampler, backend)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = make_turns if args.plays_agent else open_turns(context, facts, tool_kit)  # a stage is one round's
-        rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
+        rounds = PrefetchedRounds(sampler, rollouts, make_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):

@@ -56,7 +56,7 @@ def ratios_off(past: Past, rounds: int) -> Sign | None:
 
 @detector("KL running off", 5, "kl")
 def kl_running_off(past: Past, rounds: int) -> Sign | None:
-    """The policy leaves its reference, further with every round."""
+    """Sees that the policy leaves its reference, further with every round."""
     change = past.change("kl", rounds)
     if change is None or min(change.late) < max(KL, KL_GROWTH * min(change.early)):
         return None

@@ -89,7 +89,7 @@ def read_rows(folder: Path) -> list[CompletionRow]:
 
 
 def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[CompletionRow]], int]:
-    """The answered questions, and where the last of them ends."""
+    """Returns the answered questions, and where the last of them ends."""
     done: dict[Key, list[CompletionRow]] = {}
     if not path.is_file():
         return done, 0

@@ -3,10 +3,8 @@ folders of runs against it. A new file gets an entry here."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,6 @@ class WrittenFile:
     form: str = ""
     readers: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        parts = re.split(r"(<\w+>)", self.path)
-        text = "".join("[^/]+" if part[:1] == "<" else re.escape(part) for part in parts)
-        return re.compile(text + (".*" if self.path.endswith("/") else ""))
 
 
 _LINES = "JSON lines"
@@ -298,8 +290,3 @@ OTHERS: Mapping[str, Sequence[WrittenFile]] = {
         WrittenFile("<point>/", "run of one point and seed, with its output in `output.log`"),
     ),
 }
-
-
-def undescribed(paths: Sequence[str]) -> list[str]:
-    """Returns the paths in the folder of a run that have no entry."""
-    return sorted(path for path in paths if not any(one.pattern.fullmatch(path) for one in RUN))

@@ -60,7 +60,7 @@ class SweepRun:
         return self.state in ("running", "stopping")
 
     def value(self, metric: str, over: int) -> float:
-        """The metric at the last step; NaN before there is one."""
+        """Returns the metric at the last step; NaN before there is one."""
         series = self.log.get(metric)
         return recent(series, series.steps[-1] if series.steps else 0, over)
 

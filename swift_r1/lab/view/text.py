@@ -125,7 +125,7 @@ def _metrics(log: MetricLog) -> list[list[str]]:
 
 
 def _evaluations(log: MetricLog) -> list[list[str]]:
-    """A row for the last value of each estimate of each benchmark."""
+    """Returns a row for the last value of each estimate of each benchmark."""
     rows = []
     for benchmark, names in log.benchmarks().items():
         for name in names:
@@ -139,7 +139,7 @@ def _evaluations(log: MetricLog) -> list[list[str]]:
 
 
 def sparkline(series: Series, width: int = _CURVE) -> str:
-    """The curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
+    """Returns the curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
     count = len(series)
     bins: list[list[float]] = [[] for _ in range(min(width, count))]
     for place, value in enumerate(series.values):

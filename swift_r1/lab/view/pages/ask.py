@@ -114,7 +114,7 @@ class _Form:
 
 
 async def _prompt_of(page: Page) -> str:
-    """The text of the prompt that the address names, as the model saw it."""
+    """Returns the text of the prompt that the address names, as the model saw it."""
     prompt_id = page.text("prompt")
     if prompt_id:
         for of in ("", "eval"):

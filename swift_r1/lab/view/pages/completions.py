@@ -84,7 +84,7 @@ class _Completions:
         self.page.problems(self.table, self.table.problems)
 
     def _found(self) -> tuple[CompletionQuery, int, int, list[dict[str, Any]]]:
-        """What is asked for, which page of it, how many rows there are, and those of the page."""
+        """Returns what is asked for, which page of it, how many rows there are, and those of the page."""
         query = self._query()
         count = self.table.count(query)
         number = max(0, min(self.page.whole("page", 0), (count - 1) // ROWS))
