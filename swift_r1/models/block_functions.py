@@ -110,16 +110,17 @@ def _rotating(kind: Any) -> Callable[..., Any] | None:
     own = forward.__globals__.get(_ROTARY)
     if own is None or list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
         return None
-    states, cos, sin = (torch.linspace(-one, 2, 64).view(1, 4, 16) for one in (3, 1, 2))
+    states, cos, sin = (torch.linspace(start, 2, 64).view(1, 4, 16) for start in (-3, -1, -2))
     for dtype in (torch.float32, torch.bfloat16):
-        query, *angles = (one.to(dtype) for one in (states[None], cos, sin))
+        query = states[None].to(dtype)
+        angles = (cos.to(dtype), sin.to(dtype))
         left, right = query.chunk(2, -1)
         expected = query * angles[0] + torch.cat([-right, left], -1) * angles[1]
         try:
             rotated = own(query, query, *angles)
         except RuntimeError:  # its angles have another width (gpt-oss: half)
             return None
-        if not all(torch.equal(one, expected) for one in rotated):
+        if not all(torch.equal(ours, expected) for ours in rotated):
             return None
     names = {**forward.__globals__, _ROTARY: partial(_rotary, own)}
     ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)

@@ -7,7 +7,7 @@ the formulas and where they round are transformers'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,16 +21,16 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`weight * hidden / rms(hidden)` over the last dimension, in float32 inside (Zhang & Sennrich 2019, eq. 4)."""
     if torch.is_inference_mode_enabled() and hidden.dtype == torch.float32:
         return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
-    apply: Callable[[Tensor, Tensor, float], Tensor] = _RmsNorm.apply
-    return apply(hidden, weight, epsilon)
+    out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
+    return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes; only the two inputs are kept for the backward pass."""
     if torch.is_inference_mode_enabled():
         return silu(gate).mul_(up)
-    apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
-    return apply(gate, up)
+    out: Tensor = _SwiGlu.apply(gate, up)
+    return out
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -67,9 +67,9 @@ def use_checkpoint_form(model: nn.Module, path: str) -> None:
     conversions = get_model_conversion_mapping(pretrained, add_legacy=False)
     if is_multimodal(pretrained.config):
         own_names(pretrained, conversions, stored_tensors(path))
-        used = [one for one in conversions if one.was_used()]
+        used = [conversion for conversion in conversions if conversion.was_used()]
     else:
-        used = [one for one in conversions if not isinstance(one, PrefixChange)]
+        used = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
     # To mypy every attribute of a module is a tensor or a module.
     pretrained._weight_conversions = used  # type: ignore[assignment]
 
@@ -93,11 +93,11 @@ def module_in_checkpoint(model: nn.Module, module: str) -> str:
 
 def adapter_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an adapter by the names that its modules have in the checkpoint of `model`: vLLM knows no others."""
-    found = {}
+    renamed = {}
     for name, tensor in weights.items():
         module, lora, kind = name.removeprefix(_PEFT_PREFIX).partition(".lora_")
-        found[_PEFT_PREFIX + module_in_checkpoint(model, module) + lora + kind] = tensor
-    return found
+        renamed[_PEFT_PREFIX + module_in_checkpoint(model, module) + lora + kind] = tensor
+    return renamed
 
 
 def adapter_name(parameter: str, adapter: str = "default") -> str:
@@ -110,15 +110,15 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int,
     """Every weight of the adapter: `A [rank, in]` and `B [out, rank]` for each linear weight `[out, in]` of `model`
     whose module is, or ends in, a target module. Raises HTTPError (422) for one that the model does not have."""
     shapes: dict[str, tuple[int, ...]] = {}
-    found = set()
+    adapted = set()
     for name, shape in model.items():
         module = name.removesuffix(".weight")
-        targets = {one for one in config.target_modules if module == one or module.endswith(f".{one}")}
+        targets = {target for target in config.target_modules if f".{module}".endswith(f".{target}")}
         if targets and len(shape) == 2:
             shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
             shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
-            found |= targets
-    missing = sorted(set(config.target_modules) - found)
+            adapted |= targets
+    missing = sorted(set(config.target_modules) - adapted)
     if missing:
         raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")
     return shapes

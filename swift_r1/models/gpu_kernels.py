@@ -9,7 +9,6 @@ Offsets are 64-bit: the logits of 33,000 tokens are 5 * 10^9 numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,20 +25,20 @@ _LOWEST = tl.constexpr(-1e30)  # below any logit; minus infinity times zero woul
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`weight * hidden / rms(hidden)` over the last dimension; only the input and a number a row are kept."""
-    apply: Callable[[Tensor, Tensor, float], Tensor] = _RmsNorm.apply
-    return apply(hidden, weight, epsilon)
+    out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
+    return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up`, of equal shapes; only the two inputs are kept for the backward pass."""
-    apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
-    return apply(gate, up)
+    out: Tensor = _SwiGlu.apply(gate, up)
+    return out
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`states * cos + rotate_half(states) * sin` of `[B, H, S, D]`, with `cos` and `sin` `[1 or B, S, D]`."""
-    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotated.apply
-    return apply(states, cos, sin)
+    out: Tensor = _Rotated.apply(states, cos, sin)
+    return out
 
 
 def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,16 +195,31 @@ def _programs(device: torch.device) -> int:
 
 
 @triton.jit
+def _wide(pointers, inside):
+    """Reads numbers as float32, 0 outside."""
+    return tl.load(pointers, inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _rounded(numbers, dtype: tl.constexpr):
+    """Rounds float32 numbers to `dtype`, as torch does between two operations, and gives them back as float32."""
+    return numbers.to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _norm_forward(hidden, weight, out, scale, rows, width, epsilon, LINES: tl.constexpr, BLOCK: tl.constexpr):
+    """Norms LINES rows of `hidden [rows, width]` into `out`; `scale [rows]` gets 1 / rms of each."""
+    dtype: tl.constexpr = out.dtype.element_ty
     lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     columns = tl.arange(0, BLOCK)
     inside = (lines < rows)[:, None] & (columns < width)[None, :]
     places = lines[:, None] * width + columns[None, :]
-    states = tl.load(hidden + places, inside, other=0.0).to(tl.float32)
-    weights = tl.load(weight + columns, columns < width, other=0.0).to(tl.float32)
+
+    states = _wide(hidden + places, inside)
+    weights = _wide(weight + columns, columns < width)
     inverse = tl.rsqrt(tl.sum(states * states, 1) / width + epsilon)
-    normed = (states * inverse[:, None]).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + places, (normed * weights[None, :]).to(out.dtype.element_ty), inside)
+    normed = _rounded(states * inverse[:, None], dtype)
+    tl.store(out + places, (normed * weights[None, :]).to(dtype), inside)
     tl.store(scale + lines, inverse, lines < rows)
 
 
@@ -213,50 +227,62 @@ def _norm_forward(hidden, weight, out, scale, rows, width, epsilon, LINES: tl.co
 def _norm_backward(
     grad, hidden, weight, scale, to_hidden, shares, rows, width, LINES: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Takes every `num_programs`-th block of LINES rows; `shares [programs, width]` gets its sum for the weight."""
+    dtype: tl.constexpr = to_hidden.dtype.element_ty
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
-    weights = tl.load(weight + columns, columns < width, other=0.0).to(tl.float32)
+    weights = _wide(weight + columns, columns < width)
     share = tl.zeros([LINES, BLOCK], tl.float32)
     start = program * LINES
+
     while start < rows:
         lines = (start + tl.arange(0, LINES)).to(tl.int64)
         inside = (lines < rows)[:, None] & (columns < width)[None, :]
         places = lines[:, None] * width + columns[None, :]
-        grads = tl.load(grad + places, inside, other=0.0).to(tl.float32)
-        states = tl.load(hidden + places, inside, other=0.0).to(tl.float32)
+        grads = _wide(grad + places, inside)
+        states = _wide(hidden + places, inside)
         inverse = tl.load(scale + lines, lines < rows, other=0.0)[:, None]
+
         normed = states * inverse
         share += normed * grads
-        inner = (grads * weights[None, :]).to(to_hidden.dtype.element_ty).to(tl.float32)
+        inner = _rounded(grads * weights[None, :], dtype)
         along = (tl.sum(inner * normed, 1) / width)[:, None]
-        tl.store(to_hidden + places, ((inner - normed * along) * inverse).to(to_hidden.dtype.element_ty), inside)
+        tl.store(to_hidden + places, ((inner - normed * along) * inverse).to(dtype), inside)
         start += tl.num_programs(0) * LINES
+
     tl.store(shares + program.to(tl.int64) * width + columns, tl.sum(share, 0), columns < width)
 
 
 @triton.jit
 def _swiglu_forward(gate, up, out, size, BLOCK: tl.constexpr):
+    """Multiplies BLOCK of `size` numbers: `silu(gate) * up`."""
+    dtype: tl.constexpr = out.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
-    gates = tl.load(gate + places, inside, other=0.0).to(tl.float32)
-    ups = tl.load(up + places, inside, other=0.0).to(tl.float32)
-    silu = (gates / (1 + tl.exp(-gates))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + places, (silu * ups).to(out.dtype.element_ty), inside)
+    gates = _wide(gate + places, inside)
+    ups = _wide(up + places, inside)
+
+    silu = _rounded(gates / (1 + tl.exp(-gates)), dtype)
+    tl.store(out + places, (silu * ups).to(dtype), inside)
 
 
 @triton.jit
 def _swiglu_backward(grad, gate, up, to_gate, to_up, size, BLOCK: tl.constexpr):
+    """Gives BLOCK of `size` numbers their two gradients; d silu(x) = sigmoid(x) (1 + x (1 - sigmoid(x)))."""
+    dtype: tl.constexpr = to_up.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
-    grads = tl.load(grad + places, inside, other=0.0).to(tl.float32)
-    gates = tl.load(gate + places, inside, other=0.0).to(tl.float32)
-    ups = tl.load(up + places, inside, other=0.0).to(tl.float32)
+    grads = _wide(grad + places, inside)
+    gates = _wide(gate + places, inside)
+    ups = _wide(up + places, inside)
+
     sigmoid = 1 / (1 + tl.exp(-gates))
-    silu = (gates / (1 + tl.exp(-gates))).to(to_up.dtype.element_ty).to(tl.float32)
-    inner = (grads * ups).to(to_gate.dtype.element_ty).to(tl.float32)
-    tl.store(to_up + places, (silu * grads).to(to_up.dtype.element_ty), inside)
+    silu = _rounded(gates / (1 + tl.exp(-gates)), dtype)
+    tl.store(to_up + places, (silu * grads).to(dtype), inside)
+
+    inner = _rounded(grads * ups, dtype)
     slope = sigmoid * (1 + gates * (1 - sigmoid))
-    tl.store(to_gate + places, (inner * slope).to(to_gate.dtype.element_ty), inside)
+    tl.store(to_gate + places, (inner * slope).to(dtype), inside)
 
 
 @triton.jit
@@ -272,29 +298,36 @@ def _rotation(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Turns one token of `states [tokens, heads, 2 * half]` by its angles; BACK turns it the other way.
+
+    Angles are `[period, 2 * half]`, of `period` tokens that come again and again.
+    """
     token = tl.program_id(0).to(tl.int64)
-    dtype = out.dtype.element_ty
+    dtype: tl.constexpr = out.dtype.element_ty
     lines = tl.arange(0, HEADS)
     columns = tl.arange(0, BLOCK)
     across = columns < half
+
     angles = (token % period) * 2 * half + columns
-    cos_left = tl.load(cos + angles, across, other=0.0).to(tl.float32)[None, :]
-    cos_right = tl.load(cos + angles + half, across, other=0.0).to(tl.float32)[None, :]
-    sin_left = tl.load(sin + angles, across, other=0.0).to(tl.float32)[None, :]
-    sin_right = tl.load(sin + angles + half, across, other=0.0).to(tl.float32)[None, :]
+    cos_left = _wide(cos + angles, across)[None, :]
+    cos_right = _wide(cos + angles + half, across)[None, :]
+    sin_left = _wide(sin + angles, across)[None, :]
+    sin_right = _wide(sin + angles + half, across)[None, :]
+
     inside = (lines < heads)[:, None] & across[None, :]
     places = (token * heads + lines)[:, None] * 2 * half + columns[None, :]
-    left = tl.load(states + places, inside, other=0.0).to(tl.float32)
-    right = tl.load(states + places + half, inside, other=0.0).to(tl.float32)
+    left = _wide(states + places, inside)
+    right = _wide(states + places + half, inside)
+
     # Each product is rounded before the sum.
     if BACK:
-        to_left = (right * sin_right).to(dtype).to(tl.float32)
-        to_right = -(left * sin_left).to(dtype).to(tl.float32)
+        to_left = _rounded(right * sin_right, dtype)
+        to_right = -_rounded(left * sin_left, dtype)
     else:
-        to_left = -(right * sin_left).to(dtype).to(tl.float32)
-        to_right = (left * sin_right).to(dtype).to(tl.float32)
-    tl.store(out + places, ((left * cos_left).to(dtype).to(tl.float32) + to_left).to(dtype), inside)
-    tl.store(out + places + half, ((right * cos_right).to(dtype).to(tl.float32) + to_right).to(dtype), inside)
+        to_left = -_rounded(right * sin_left, dtype)
+        to_right = _rounded(left * sin_right, dtype)
+    tl.store(out + places, (_rounded(left * cos_left, dtype) + to_left).to(dtype), inside)
+    tl.store(out + places + half, (_rounded(right * cos_right, dtype) + to_right).to(dtype), inside)
 
 
 @triton.jit

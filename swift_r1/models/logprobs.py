@@ -10,7 +10,7 @@ never rounded to the weights' dtype, nor are the terms of the head's gradient be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -82,9 +82,10 @@ def selective_logprobs(
     chunks = math.ceil(len(hidden) / max(1, logits_bytes(hidden.device) // (4 * weight.shape[0])))
     size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
     wide = targets if targets.dim() == 2 else targets[:, None]
-    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _SelectiveLogprobs.apply
     kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
-    logps, entropies, likeliest = apply(hidden, weight, bias, wide, form, temperature, size, kept, top)
+    logps, entropies, likeliest = _SelectiveLogprobs.apply(
+        hidden, weight, bias, wide, form, temperature, size, kept, top
+    )
     if top:
         return TokenLogprobs(logps, entropies, likeliest)
     return TokenLogprobs(logps.view_as(targets), entropies)
@@ -191,31 +192,30 @@ class _SelectiveLogprobs(torch.autograd.Function):
         # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
             scale = grad_logps[part].float() * (ctx.form.scale / ctx.temperature)
+            again = None
+            if number >= len(kept):
+                again = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
             if ctx.kernels is not None:
-                if number < len(kept):
-                    logits = kept[number]
-                else:
-                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
-                per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
+                logits = kept[number] if again is None else again
                 low = ctx.kernels.softmax_gradient(logits, lse[part], targets[part], scale, per_cap, weight.dtype)
-                del logits
+                del logits, again
                 if grad_bias is not None:
                     grad_bias += low.sum(0, dtype=torch.float32)
             else:
                 together = scale.sum(-1, keepdim=True)
                 slope = None
                 # d logp / d logits = onehot - softmax
-                if number < len(kept):
+                if again is None:
                     grad_logits = kept[number] * (-together / totals[part, None])
                 else:
-                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
-                    if ctx.form.soft_cap is not None:
+                    if per_cap is not None:
                         # d tanh(x) = 1 - tanh(x)^2
-                        slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
-                    grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-together)
+                        slope = 1 - (again * per_cap).square_()
+                    grad_logits = again.sub_(lse[part, None]).exp_().mul_(-together)
                 grad_logits.scatter_add_(-1, targets[part], scale)
                 if slope is not None:
                     grad_logits *= slope
@@ -224,14 +224,19 @@ class _SelectiveLogprobs(torch.autograd.Function):
                 low = grad_logits.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
-            if grad_weight is not None and grad_weight.dtype == weight.dtype:
-                grad_weight.addmm_(low.t(), hidden[part])
-            elif grad_weight is not None and _wide(low):
-                torch.addmm(grad_weight, low.t(), hidden[part], out_dtype=torch.float32, out=grad_weight)
-            elif grad_weight is not None:
+            if grad_weight is None:
+                continue
+            states = hidden[part]
+            if grad_weight.dtype == weight.dtype:
+                grad_weight.addmm_(low.t(), states)
+            elif _wide(low):
+                torch.addmm(grad_weight, low.t(), states, out_dtype=torch.float32, out=grad_weight)
+            else:
                 for start_word in range(0, len(weight), _WORDS):
                     words = slice(start_word, start_word + _WORDS)
-                    grad_weight[words] += low[:, words].t() @ hidden[part]
-        low_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        low_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, low_weight, low_bias, *(None,) * 6
+                    grad_weight[words] += low[:, words].t() @ states
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 6

@@ -33,19 +33,15 @@ def is_multimodal(config: Any) -> bool:
     return config.get_text_config() is not config
 
 
-def multimodal_class(config: Any) -> Any:
-    """transformers' class for a multimodal config, None where it has none."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
-
-    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
-
-
 def language_class(config: Any) -> Any:
     """What `from_pretrained` and `from_config` are called on for the causal LM of this config."""
     from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    found = multimodal_class(config) if is_multimodal(config) else None
-    return AutoModelForCausalLM if found is None else _without_towers(found)
+    if not is_multimodal(config):
+        return AutoModelForCausalLM
+    whole = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    return AutoModelForCausalLM if whole is None else _without_towers(whole)
 
 
 @cache
@@ -143,10 +139,14 @@ def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> 
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     own = model.state_dict(keep_vars=True)
-    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
-    converters = [one for one in conversions if not isinstance(one, WeightRenaming)]
-    found = {name: rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0] for name in stored}
-    return {name: its for name, its in found.items() if its in own}
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if not isinstance(conversion, WeightRenaming)]
+    own_name = {}
+    for name in stored:
+        here = rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0]
+        if here in own:
+            own_name[name] = here
+    return own_name
 
 
 def kept_on_disk(model: Any, path: str) -> dict[str, Path]:

@@ -150,10 +150,9 @@ def read_judge(value: str) -> JudgeConfig:
         raise UsageError(f"{where} is not valid YAML or JSON: {yaml_fault(error)}") from error
     except ValidationError as error:
         known = f"there is no such key; known are {', '.join(JudgeConfig.model_fields)}"
-        faults = {
-            "".join(f"{key}: " for key in one["loc"][:1]): known if one["type"] == "extra_forbidden" else one["msg"]
-            for one in error.errors()
-        }
-        raise UsageError(
-            *(f"{where}: {key}{text.removeprefix('Value error, ')}" for key, text in faults.items())
-        ) from error
+        faults = {}
+        for fault in error.errors():
+            key = "".join(f"{name}: " for name in fault["loc"][:1])
+            text = known if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+            faults[key] = f"{where}: {key}{text}"
+        raise UsageError(*faults.values()) from error

@@ -25,12 +25,10 @@ class InvalidRewardMonitor:
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self) -> dict[str, Any]:
-        return {"steps": {name: [list(pair) for pair in steps] for name, steps in self._steps.items()}}
+        return {"steps": {name: list(map(list, steps)) for name, steps in self._steps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._steps = {
-            name: deque(((bad, count) for bad, count in steps), maxlen=WINDOW) for name, steps in state["steps"].items()
-        }
+        self._steps = {name: deque(map(tuple, steps), maxlen=WINDOW) for name, steps in state["steps"].items()}
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
         """Takes the columns of one training step; raises RunFailed where a function is over the limit."""
@@ -48,7 +46,8 @@ class InvalidRewardMonitor:
     def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
         example = column.invalid[0]
         text = " ".join(batch.completions[example.index].split())
-        text = text if len(text) <= 200 else text[:197] + "..."
+        if len(text) > 200:
+            text = text[:197] + "..."
         return (
             f"reward {column.name} was invalid {invalid} times in the last {steps} steps, more than "
             f"--max_invalid_reward_ratio {self.max_ratio:g} of {WINDOW} steps allows; "

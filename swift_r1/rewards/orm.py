@@ -46,6 +46,9 @@ class AsyncORM:
         raise NotImplementedError
 
 
+Rewards = list[float | None]
+"""What a reward returns: a value per completion, None for no opinion."""
+
 orms: dict[str, Callable[..., Any]] = {}
 """Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it."""
 

@@ -36,8 +36,8 @@ class Case:
 def program_of(completion: str) -> str:
     """Returns the last closed block, fenced by three backquotes and labelled python, python3 or py; empty without
     one."""
-    found = _BLOCK.findall(completion)
-    return found[-1] if found else ""
+    blocks = _BLOCK.findall(completion)
+    return blocks[-1] if blocks else ""
 
 
 def cases_of(tests: Any) -> list[Case]:
@@ -54,7 +54,8 @@ def cases_of(tests: Any) -> list[Case]:
     if cases is None and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
         if len(tests["inputs"]) != len(tests["outputs"]):
             raise ValueError(f"there are {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs")
-        cases = [{"input": one, "output": other} for one, other in zip(tests["inputs"], tests["outputs"], strict=True)]
+        pairs = zip(tests["inputs"], tests["outputs"], strict=True)
+        cases = [{"input": given, "output": right} for given, right in pairs]
     if not isinstance(cases, Sequence) or not cases:
         raise ValueError("a row has no tests: test_cases, or inputs and outputs, are missing or empty")
     return [_case(case, tests.get("fn_name")) for case in cases]

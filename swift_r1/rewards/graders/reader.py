@@ -57,13 +57,13 @@ def tokens(text: str) -> list[str]:
     r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters."""
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
-    found = []
+    read = []
     for token in _TOKEN.finditer(_NAME.sub(r"\\\1 ", text)):
         if token.lastgroup == "unknown":
             raise Unreadable(f"unexpected {token[0]!r}")
         if token.lastgroup:
-            found.append(token[0])
-    return found
+            read.append(token[0])
+    return read
 
 
 class ExpressionReader:
