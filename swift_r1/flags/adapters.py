@@ -18,11 +18,24 @@ ALL_LINEAR = "all-linear"
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva", None)
 """Values of `init_lora_weights` that leave the model under the adapters as it is."""
-_NOT_OURS = (
-    *("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "lora_bias"),
-    *("trainable_token_indices", "use_qalora", "layer_replication", "target_parameters", "alora_invocation_tokens"),
-    *("arrow_config", "kasa_config", "velora_config", "monteclora_config", "use_bdlora"),
-)
+_NOT_OURS = [
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "trainable_token_indices",
+    "use_qalora",
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "use_bdlora",
+]
 
 
 def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:

@@ -46,6 +46,12 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
+    """One row of several groups, each a prompt and its completions.
+
+    Example: the prompts `p` and `q` of 3 and 2 tokens, the first with completions of 2 tokens and 1:
+        p p p a a b q q      groups [start 0, prompt 3, places [0, 1, 2]], [start 6, prompt 2, places []]
+    """
+
     groups: tuple[PromptGroup, ...]  # in order; together they cover the row
     tokens: int
     longest: int  # tokens of the longest prompt with a completion
@@ -119,7 +125,12 @@ def packed_attention(
 
 
 def _by_group(
-    row: PackedRow, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    row: PackedRow,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
 ) -> Iterator[Tensor]:
     """Yields `[L, H, V]` of each prompt and of its completions, in the order of the row."""
     whole = (query, key, value)
@@ -163,7 +174,11 @@ def _causal(sequence: Sequence[Tensor], scaling: float | None, window: int | Non
 
 
 def _after_prompt(
-    group: PromptGroup, own: Sequence[Tensor], prompt: Sequence[Tensor], scaling: float | None, window: int | None
+    group: PromptGroup,
+    own: Sequence[Tensor],
+    prompt: Sequence[Tensor],
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     """Returns the attention `[sum of completion lengths, H, V]` of a group's completions.
 
@@ -256,4 +271,5 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def takes_packed_rows(model: PreTrainedModel) -> bool:
+    """Says whether the model's attention is `packed_attention`."""
     return bool(model.config.get_text_config()._attn_implementation == _NAME)

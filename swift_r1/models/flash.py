@@ -62,6 +62,8 @@ class SequenceBounds(NamedTuple):
 
 
 class RowSpans(NamedTuple):
+    """The sequences of a packed row, for the two calls of its attention."""
+
     own: SequenceBounds  # prompts and completions, each a sequence
     # Of each group its completions' queries with its prompt's keys, as one sequence, since every query meets all of
     # them; before it the prompt's queries without keys, behind it the completions' keys without queries. None where no
@@ -85,15 +87,30 @@ class RowSpans(NamedTuple):
         )
 
 
-def row_attention(query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
+def row_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: RowSpans,
+    scaling: float | None,
+) -> Tensor:
     """Returns the attention `[S, H, D]` of a packed row with `query [S, H, D]`, `key` and `value [S, KV, D]`."""
     out: Tensor = _RowAttention.apply(query, key, value, spans, scaling)
     return out
 
 
 class _RowAttention(torch.autograd.Function):
+    """Puts together the attention of both calls; `saved` for the backward pass are inputs, output and its `lse`."""
+
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spans: RowSpans,
+        scaling: float | None,
+    ) -> Tensor:
         out, lse, *state = _forward(query, key, value, spans.own, True, scaling)
         if spans.far is not None:
             far, far_lse, *_ = _forward(query, key, value, spans.far, False, scaling)
@@ -129,7 +146,12 @@ class _RowAttention(torch.autograd.Function):
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, spans: SequenceBounds, causal: bool, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: SequenceBounds,
+    causal: bool,
+    scaling: float | None,
 ) -> tuple[Tensor, ...]:
     """Returns the output `[S, H, D]`, the log of the sum of exponentials (float32 `[H, S]`), and the kernel's own
     state."""

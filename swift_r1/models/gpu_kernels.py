@@ -24,38 +24,64 @@ _LOWEST = tl.constexpr(-1e30)  # below any logit; minus infinity times zero woul
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`weight * hidden / rms(hidden)` over the last dimension; only the input and a number a row are kept."""
+    """Returns `weight * hidden / rms(hidden)` over the last dimension.
+
+    Only the input and a number a row are kept for the backward pass.
+
+    Args:
+        hidden: `[.., D]`, any floating dtype; it is float32 inside.
+        weight: `[D]`.
+        epsilon: added to the mean square.
+    """
     out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
     return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`, of equal shapes; only the two inputs are kept for the backward pass."""
+    """Returns `silu(gate) * up`, of equal shapes.
+
+    Only the two inputs are kept for the backward pass.
+    """
     out: Tensor = _SwiGlu.apply(gate, up)
     return out
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`states * cos + rotate_half(states) * sin` of `[B, H, S, D]`, with `cos` and `sin` `[1 or B, S, D]`."""
+    """Returns `states * cos + rotate_half(states) * sin`.
+
+    Args:
+        states: `[B, H, S, D]`.
+        cos, sin: `[1 or B, S, D]`, of the same dtype.
+    """
     out: Tensor = _Rotated.apply(states, cos, sin)
     return out
 
 
 def softmax_statistics(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns for each row of contiguous float32 `[N, V]` the largest, the log of the sum of exponentials beyond it,
-    and the softmax's entropy."""
+    """Returns three numbers for each row of logits, float32 `[N]` each.
+
+    They are the largest logit, the log of the sum of exponentials beyond it, and the softmax's entropy (nats).
+
+    Args:
+        logits: contiguous float32 `[N, V]`.
+    """
     largest, log_total, entropy = (logits.new_empty(len(logits)) for _ in range(3))
     _statistics[(len(logits),)](logits, largest, log_total, entropy, WIDTH=logits.shape[1], BLOCK=_COLUMNS, num_warps=8)
     return largest, log_total, entropy
 
 
 def softmax_gradient(
-    logits: Tensor, lse: Tensor, targets: Tensor, slopes: Tensor, per_cap: float | None, dtype: torch.dtype
+    logits: Tensor,
+    lse: Tensor,
+    targets: Tensor,
+    slopes: Tensor,
+    per_cap: float | None,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient `[N, V]`, in `dtype`, of `sum(slopes * log softmax(logits)[targets])` with respect to contiguous
-    float32 logits.
+    """Returns the gradient `[N, V]`, in `dtype`, of `sum(slopes * log softmax(logits)[targets])` by the logits.
 
     Args:
+        logits: contiguous float32 `[N, V]`.
         lse: float32 `[N]`, the log of each row's sum of exponentials.
         targets, slopes: `[N, W]`, int64 and float32.
         per_cap: with it, the gradient before `tanh`: times `1 - (logits * per_cap)^2`.
@@ -82,6 +108,8 @@ def softmax_gradient(
 
 
 class _RmsNorm(torch.autograd.Function):
+    """Keeps the input and 1 / rms of each row."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1]).contiguous()
@@ -89,7 +117,15 @@ class _RmsNorm(torch.autograd.Function):
         scale = rows.new_empty(len(rows), dtype=torch.float32)
         lines, tile = _tile(rows)
         _norm_forward[(triton.cdiv(len(rows), lines),)](
-            rows, weight, out, scale, *rows.shape, epsilon, LINES=lines, BLOCK=tile // lines, num_warps=_warps(tile)
+            rows,
+            weight,
+            out,
+            scale,
+            *rows.shape,
+            epsilon,
+            LINES=lines,
+            BLOCK=tile // lines,
+            num_warps=_warps(tile),
         )
         ctx.save_for_backward(hidden, weight, scale)
         return out.view(hidden.shape)
@@ -100,6 +136,7 @@ class _RmsNorm(torch.autograd.Function):
         rows, grads = (states.reshape(-1, states.shape[-1]).contiguous() for states in (hidden, grad))
         to_hidden = torch.empty_like(rows)
         lines, tile = _tile(rows)
+
         # Each program adds up its rows' share of the weight's gradient, and torch adds up the shares.
         programs = min(triton.cdiv(len(rows), lines), _programs(rows.device))
         shares = scale.new_empty(programs, rows.shape[1])
@@ -119,6 +156,8 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _SwiGlu(torch.autograd.Function):
+    """Keeps the two inputs, and computes silu again in the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         gate = gate.contiguous()
@@ -140,6 +179,8 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
+    """Keeps the angles alone: its backward pass turns the gradient the other way."""
+
     @staticmethod
     def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos = cos.contiguous()
@@ -154,6 +195,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    """Returns `states [B, H, S, D]` turned by the angles, or with `back` turned the other way."""
     # Token by token, which is how the projections have written them.
     tokens = states.transpose(1, 2).contiguous()
     out = torch.empty_like(tokens)
@@ -178,20 +220,24 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def _tile(rows: Tensor) -> tuple[int, int]:
-    """Rows that a program takes at a time, and the numbers in them, both powers of two."""
+    """Returns how many rows a program takes at a time, and the numbers in them, both powers of two."""
     block = triton.next_power_of_2(rows.shape[1])
     lines = max(1, _LEAST_TILE // block)
     return lines, lines * block
 
 
 def _warps(tile: int) -> int:
+    """Returns the warps, of 32 threads each, for a program that works on so many numbers."""
     return min(16, max(4, tile // 512))
 
 
 @cache
 def _programs(device: torch.device) -> int:
-    """Programs that add up a gradient: enough to fill the GPU; always as many, since their number decides the order."""
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+    """Returns how many programs add up a gradient: enough to fill the GPU, and always as many, since their number
+    decides the order of the sum."""
+    if device.type != "cuda":
+        return 3  # interpreted, in tests
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
@@ -207,7 +253,17 @@ def _rounded(numbers, dtype: tl.constexpr):
 
 
 @triton.jit
-def _norm_forward(hidden, weight, out, scale, rows, width, epsilon, LINES: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_forward(
+    hidden,
+    weight,
+    out,
+    scale,
+    rows,
+    width,
+    epsilon,
+    LINES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Norms LINES rows of `hidden [rows, width]` into `out`; `scale [rows]` gets 1 / rms of each."""
     dtype: tl.constexpr = out.dtype.element_ty
     lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
@@ -225,7 +281,16 @@ def _norm_forward(hidden, weight, out, scale, rows, width, epsilon, LINES: tl.co
 
 @triton.jit
 def _norm_backward(
-    grad, hidden, weight, scale, to_hidden, shares, rows, width, LINES: tl.constexpr, BLOCK: tl.constexpr
+    grad,
+    hidden,
+    weight,
+    scale,
+    to_hidden,
+    shares,
+    rows,
+    width,
+    LINES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Takes every `num_programs`-th block of LINES rows; `shares [programs, width]` gets its sum for the weight."""
     dtype: tl.constexpr = to_hidden.dtype.element_ty
@@ -254,7 +319,13 @@ def _norm_backward(
 
 
 @triton.jit
-def _swiglu_forward(gate, up, out, size, BLOCK: tl.constexpr):
+def _swiglu_forward(
+    gate,
+    up,
+    out,
+    size,
+    BLOCK: tl.constexpr,
+):
     """Multiplies BLOCK of `size` numbers: `silu(gate) * up`."""
     dtype: tl.constexpr = out.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -267,7 +338,15 @@ def _swiglu_forward(gate, up, out, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_backward(grad, gate, up, to_gate, to_up, size, BLOCK: tl.constexpr):
+def _swiglu_backward(
+    grad,
+    gate,
+    up,
+    to_gate,
+    to_up,
+    size,
+    BLOCK: tl.constexpr,
+):
     """Gives BLOCK of `size` numbers their two gradients; d silu(x) = sigmoid(x) (1 + x (1 - sigmoid(x)))."""
     dtype: tl.constexpr = to_up.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -331,27 +410,41 @@ def _rotation(
 
 
 @triton.jit
-def _statistics(logits, largest, log_total, entropy, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _statistics(
+    logits,
+    largest,
+    log_total,
+    entropy,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Reads one row of `logits [rows, WIDTH]` once, and writes its three numbers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     # Each of BLOCK columns has a maximum of its own on the way, so that nothing waits for the others.
     most = tl.full([BLOCK], _LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)  # sum of e^(x - most)
     weighted = tl.zeros([BLOCK], tl.float32)  # sum of (x - most) e^(x - most): terms of one sign, nothing cancels
+
     for start in range(0, WIDTH, BLOCK):
         places = start + columns
         value = tl.load(logits + row * WIDTH + places, places < WIDTH, other=_LOWEST)
         gap = value - most
         ratio = tl.exp(-tl.abs(gap))
         higher = gap > 0
+
+        # Where a new maximum comes, the sums are scaled down to it.
         weighted = tl.where(higher, ratio * (weighted - gap * total), weighted + gap * ratio)
         total = tl.where(higher, ratio * total + 1, total + ratio)
         most = tl.where(higher, value, most)
+
+    # One row of all columns: each is scaled down to the row's maximum.
     top = tl.max(most, 0)
     gap = most - top
     ratio = tl.exp(gap)
     whole = tl.sum(ratio * total, 0)
     logarithm = tl.log(whole)
+
     tl.store(largest + row, top)
     tl.store(log_total + row, logarithm)
     tl.store(entropy + row, logarithm - tl.sum(ratio * (weighted + gap * total), 0) / whole)
@@ -372,16 +465,22 @@ def _gradient(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Writes BLOCK columns of a row's gradient, of `blocks` such pieces a row.
+
+    `targets` and `slopes` are `[rows, COUNT]`; `together [rows]` has the sum of each row's slopes.
+    """
     program = tl.program_id(0)
     row = (program // blocks).to(tl.int64)
     columns = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     value = tl.load(logits + row * width + columns, inside, other=0.0)
+
     # d log p / d logits = onehot - softmax
     grad = -tl.load(together + row) * tl.exp(value - tl.load(lse + row))
     for number in range(COUNT):
         target = tl.load(targets + row * COUNT + number).to(tl.int32)
         grad += tl.where(columns == target, tl.load(slopes + row * COUNT + number), 0.0)
-    if CAPPED:
+
+    if CAPPED:  # d tanh(x) = 1 - tanh(x)^2
         grad *= 1 - (value * per_cap) * (value * per_cap)
     tl.store(out + row * width + columns, grad.to(out.dtype.element_ty), inside)

@@ -114,9 +114,12 @@ def load_model(
 def load_critic(
     path: str | Path, dtype: str | None, gradient_checkpointing: bool, attention: str | None = None
 ) -> PreTrainedModel:
-    """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
-    classifier of one label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers
-    cannot load it as a classifier, or it has several labels."""
+    """Loads the critic in `path`.
+
+    It is a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence classifier of one
+    label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers cannot load it as a
+    classifier, or it has several labels.
+    """
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -141,8 +144,11 @@ def load_critic(
 
 
 def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> PreTrainedModel:
-    """The reward model in `path`, with `adapters` merged into it and without gradients: a sequence classifier with the
-    head that it or the adapters have, or a causal LM, which is asked. Raises UsageError: it cannot be loaded."""
+    """Loads the reward model in `path`, with `adapters` merged into it and without gradients.
+
+    It is a sequence classifier with the head that it or the adapters have, or a causal LM, which is asked. Raises
+    UsageError: it cannot be loaded.
+    """
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -174,7 +180,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
 
 
 def has_value_head(config: Any) -> bool:
-    """Whether the model of this transformers config was saved with a classifier's head."""
+    """Says whether the model of this transformers config was saved with a classifier's head."""
     return any(name.endswith("ForSequenceClassification") for name in getattr(config, "architectures", None) or ())
 
 
@@ -214,7 +220,7 @@ def as_readable_as_its_config(folder: Path) -> None:
 
 
 def load_tokenizer(path: str, flag: str = "--model") -> Any:
-    """Raises UsageError, naming the flag, where there is none."""
+    """Loads the tokenizer of a model folder (or id). Raises UsageError, naming the flag, where there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -227,7 +233,7 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
 
 
 def _processors_template(path: str) -> Path | None:
-    """The older file of a processor's template, which a tokenizer does not read."""
+    """Returns the older file of a processor's template, which a tokenizer does not read; None where there is none."""
     from transformers.utils.hub import cached_file
 
     lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -236,7 +242,8 @@ def _processors_template(path: str) -> Path | None:
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:
-    """Tokens that end a completion: the tokenizer's, those of the model's generation config, and the template's."""
+    """Returns the tokens that end a completion: the tokenizer's, those of the model's generation config, and
+    `turn_end`, the template's. Raises UsageError: there is none."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, turn_end, *(configured if isinstance(configured, list) else [configured])} - {None}
     if not ends:

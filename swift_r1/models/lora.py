@@ -56,6 +56,7 @@ def add_lora(model: PreTrainedModel, args: AdapterArguments) -> None:
 
 
 def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
+    """Adds the adapter `name`, whose weights peft makes. Raises UsageError: it cannot be over these modules."""
     from peft import LoraConfig
 
     flag = "--target_modules" if args.target_regex is None else "--target_regex"
@@ -65,6 +66,7 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
         if isinstance(module, nn.Linear) and ".lora_" not in path:
             # Under an adapter that is there already, a layer is its `base_layer`.
             linear.append(path.removesuffix(".base_layer"))
+
     experts = _expert_modules(model)
     if modules == [ALL_LINEAR] and experts:
         head = output_head(model)
@@ -77,6 +79,7 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
             f"{flag} {' '.join(refused)}: the experts and routers of {type(model).__name__} get no adapters, "
             "nor do modules of their names; all-linear adapts the others"
         )
+
     copied = _modules_to_save(model, args.modules_to_save)
     config = LoraConfig(
         r=args.lora_rank,
@@ -90,12 +93,14 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
         ensure_weight_tying=bool(copied) and _tied(model),
         task_type="CAUSAL_LM",
     )
+
     # With `--ref_adapters` the model has two.
     warnings.filterwarnings("ignore", "Already found a `peft_config` attribute", UserWarning)
     try:
         model.add_adapter(config, name)
     except ValueError as error:
         raise UsageError(f"{flag} {' '.join(modules)}: {one_line(error)}") from error
+
     adapted = {module.get_base_layer() for module in _lora_layers(model)}
     for module, what in ((output_head(model), "output head"), (model.get_input_embeddings(), "embedding")):
         if getattr(module, "base_layer", None) in adapted:
@@ -107,7 +112,7 @@ def _add(model: PreTrainedModel, args: AdapterArguments, name: str) -> None:
 
 
 def _modules_to_save(model: PreTrainedModel, words: Iterable[str]) -> list[str]:
-    """Names of the modules that `--modules_to_save` trains whole; raises UsageError for a word that names none."""
+    """Returns the names of the modules that `--modules_to_save` trains whole. Raises UsageError: a word names none."""
     names: set[str] = set()
     for word in words:
         named = set()
@@ -140,19 +145,22 @@ def take_adapter(model: PreTrainedModel, name: str, folder: str | Path, flag: st
 
 
 def _tied(model: PreTrainedModel) -> bool:
-    """Whether the output head is the embedding."""
+    """Says whether the output head is the embedding."""
     return output_head(model).weight is model.get_input_embeddings().weight
 
 
 def _lora_layers(model: nn.Module) -> list[Any]:
+    """Returns peft's modules around those that have adapters."""
     from peft.tuners.lora import LoraLayer
 
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
 def _expert_modules(model: PreTrainedModel) -> set[str]:
-    """What a checkpoint calls the parts of experts that this model has in one tensor per layer, and their router; empty
-    where there are none. For adapters of modules of these names peft would rewrite the tensor at each use."""
+    """Returns what a checkpoint calls the parts of experts that this model has in one tensor a layer, and their router.
+
+    It is empty where there are none. For adapters of modules of these names peft would rewrite the tensor at each use.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     mapping = get_model_conversion_mapping(model, add_legacy=False)
@@ -174,13 +182,13 @@ def _last_parts(paths: Iterable[str]) -> set[str]:
 
 @contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
-    """The model as it was loaded, while this is open; or with the adapters of `--ref_adapters` alone."""
+    """Makes the model what it was when it was loaded, or what it is with `--ref_adapters` alone, while it is open."""
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     other = [module for module in model.modules() if isinstance(module, AuxiliaryTrainingWrapper)]
     layers = _lora_layers(model)
     # Not by peft's own methods: those change what is trained too, and transformers' forget the modules to save.
-    off = [*other, *(layer for layer in layers if REFERENCE not in model.peft_config)]
+    off = other if REFERENCE in model.peft_config else other + layers
     try:
         for layer in off:
             layer._disable_adapters = True

@@ -155,7 +155,13 @@ class LogprobHead(nn.Module):
         scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, top: int) -> TokenLogprobs:
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        top: int,
+    ) -> TokenLogprobs:
         weight = self.weight
         bias = self.bias
         if getattr(self._switch[0], "disable_adapters", False):

@@ -66,8 +66,11 @@ class ModelShape:
 
 @cache
 def transformers_config(model: str, what: str = "the config of") -> Any:
-    """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
-    Raises UsageError, naming `what` cannot be loaded: transformers cannot read it or does not know the architecture."""
+    """Returns transformers' config of a model folder (or id).
+
+    Code in that folder is never run, nor asked about at a terminal. Raises UsageError, which names `what` cannot be
+    loaded: transformers cannot read it or does not know the architecture.
+    """
     from transformers import AutoConfig
 
     try:
@@ -77,7 +80,8 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
 
 
 def context_length(model: str) -> int | None:
-    """The tokens that the model folder (or id) takes by its config, which may not say. Raises UsageError as above."""
+    """Returns the tokens that a model folder (or id) takes by its config; None where that does not say. Raises
+    UsageError: the config cannot be read."""
     length: int | None = getattr(transformers_config(model).get_text_config(), "max_position_embeddings", None)
     return length
 

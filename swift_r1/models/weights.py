@@ -66,8 +66,10 @@ class Weight:
 
     @torch.no_grad()
     def value(self) -> Tensor:
-        """The weight in the dtype that it is computed in; an adapter is merged in float32: `W + D`, of DoRA
-        `m (W + D) / |W + D|` for each output. A plain parameter is not copied."""
+        """Returns the weight in the dtype that it is computed in. A plain parameter is not copied.
+
+        An adapter is merged in float32: `W + D`, of DoRA `m (W + D) / |W + D|` for each output.
+        """
         base = self.base.detach()
         state = _quant_state(self.base)
         if state is not None:
@@ -93,7 +95,7 @@ def _quant_state(parameter: Tensor) -> Any:
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
+    """Returns this rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
@@ -101,7 +103,7 @@ def part_of(tensor: Tensor) -> Tensor:
 
 
 def whole_shape(parameter: Tensor) -> torch.Size:
-    """The shape of the weight itself, however it is stored or partitioned."""
+    """Returns the shape of the weight itself, however it is stored or partitioned."""
     state = _quant_state(parameter)
     if state is not None:
         return torch.Size(state.shape)
@@ -109,7 +111,7 @@ def whole_shape(parameter: Tensor) -> torch.Size:
 
 
 def whole_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype that the weight is computed in."""
+    """Returns the dtype that the weight is computed in."""
     state = _quant_state(parameter)
     dtype: torch.dtype = parameter.dtype if state is None else state.dtype
     return dtype
@@ -126,7 +128,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def policy_weights(model: PreTrainedModel) -> list[Weight]:
-    """The model's weights, tied ones once, each with its adapter, or the one trained in its place
+    """Returns the model's weights, tied ones once, each with its adapter, or the one that is trained in its place
     (`--modules_to_save`); then its persistent buffers, which belong to a checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
     buffers = [_weight_at(model, name) for name, _ in model.named_buffers() if name in lasting]
@@ -153,12 +155,12 @@ def _weight_at(model: nn.Module, name: str) -> Weight:
 
 
 def added_weights(model: PreTrainedModel, adapter: str = ADAPTER) -> list[Weight]:
-    """The adapters and `--modules_to_save` alone, under the names that they have in `model`; tied ones once."""
+    """Returns the adapters and `--modules_to_save` alone, by the names that they have in `model`, tied ones once."""
     return [_weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:
-    """The adapters alone, under the names that they have in peft's files."""
+    """Returns the adapters alone, by the names that they have in peft's files."""
     return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in added_weights(model)]
 
 
@@ -167,7 +169,7 @@ def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
 
 
 def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Consecutive items whose sizes add up to at most `limit` (a larger one goes alone)."""
+    """Yields consecutive items whose sizes add up to at most `limit` (a larger one goes alone)."""
     bucket: list[T] = []
     filled = 0
     for item in items:

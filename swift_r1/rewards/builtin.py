@@ -87,21 +87,28 @@ class ToolBench(ORM):
 class GymReward(ORM):
     """The total reward of an environment's episode (--use_gym_env)."""
 
+    key = "total_reward"
+
     def __call__(self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any) -> Rewards:
-        return [infos.get("total_reward") for infos in rollout_infos]
+        return [infos.get(self.key) for infos in rollout_infos]
 
 
-class AgentReward(ORM):
+class AgentReward(GymReward):
     """What an agent's episode returned, or its `reward` (--agent, --agent_command)."""
 
-    def __call__(self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any) -> Rewards:
-        return [infos.get("reward") for infos in rollout_infos]
+    key = "reward"
 
 
 class Countdown(ORM):
     """`grade_countdown`."""
 
-    def __call__(self, completions: list[str], nums: Any, target: Any, **kwargs: Any) -> Rewards:
+    def __call__(
+        self,
+        completions: list[str],
+        nums: Any,
+        target: Any,
+        **kwargs: Any,
+    ) -> Rewards:
         return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
 
 
@@ -246,7 +253,11 @@ class CosineReward(ORM):
         self.accuracy_orm = accuracy_orm
 
     def __call__(
-        self, completions: list[str], solution: list[Any], response_token_ids: list[Any], **kwargs: Any
+        self,
+        completions: list[str],
+        solution: list[Any],
+        response_token_ids: list[Any],
+        **kwargs: Any,
     ) -> Rewards:
         accuracies = self.accuracy_orm(completions, solution, response_token_ids=response_token_ids, **kwargs)
         return [

@@ -30,7 +30,11 @@ class CodeReward(ORM):
         self.sandbox = Sandbox()
 
     def __call__(
-        self, completions: list[str], verification_info: Any = None, input_output: Any = None, **kwargs: Any
+        self,
+        completions: list[str],
+        verification_info: Any = None,
+        input_output: Any = None,
+        **kwargs: Any,
     ) -> Rewards:
         columns = [column for column in (verification_info, input_output) if column is not None]
         if not columns:

@@ -54,18 +54,26 @@ class Answers:
         )
 
     def get(self, key: str) -> str | None:
+        """Returns the answer to a question; None where it was not asked yet."""
         row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def put(self, key: str, question: str, answer: str, tokens: int) -> None:
+    def put(
+        self,
+        key: str,
+        question: str,
+        answer: str,
+        tokens: int,
+    ) -> None:
+        """Keeps an answer, and counts its tokens."""
         self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, question, answer))
         self._db.execute("UPDATE spent SET tokens = tokens + ?", (tokens,))
 
     def take_call(self, calls: int | None, tokens: int | None) -> bool:
         """Returns whether one more call is within these limits; it is counted then."""
-        within = "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?"
-        most = (2**62 if limit is None else limit for limit in (calls, tokens))
-        return self._db.execute(within, tuple(most)).rowcount == 1
+        most = [2**62 if limit is None else limit for limit in (calls, tokens)]
+        counted = self._db.execute("UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", most)
+        return counted.rowcount == 1
 
 
 class Judge(AsyncORM):
@@ -79,6 +87,7 @@ class Judge(AsyncORM):
         super().__init__(args)
         if getattr(args, "judge", None) is None:
             raise ValueError("the reward judge needs --judge FILE")
+
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
         from swift_r1.workers.confine import own_key
 
@@ -109,6 +118,7 @@ class Judge(AsyncORM):
         return [score_of[question] for question in questions]
 
     async def _score(self, question: Question) -> float | Exception | None:
+        """Returns the reward of a completion: that of its votes together, or in the place of one that is not clear."""
         votes = await self._votes([question] * self.config.votes, lambda _, text: self._read_score(text))
         if not isinstance(votes, list):
             return votes
@@ -117,6 +127,7 @@ class Judge(AsyncORM):
         return statistics.fmean(statistics.multimode(votes) if self.config.combine == "majority" else votes)
 
     async def _ranked(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Returns the reward of each completion of a group: the mean share of the others that it beats."""
         different = list(dict.fromkeys(completions))
         if len(different) == 1:
             return [0.5] * len(completions)
@@ -152,6 +163,7 @@ class Judge(AsyncORM):
                 causes.append(error)
         if 2 * len(votes) > len(answers):
             return votes
+
         for cause in causes:
             if isinstance(cause, RemoteRewardError):
                 return cause
@@ -161,6 +173,12 @@ class Judge(AsyncORM):
         return None if meaning == "none" else float(meaning)
 
     async def _ask(self, question: Question, number: int) -> str:
+        """Returns the answer to a question, which is asked again for each vote's `number`, the seed.
+
+        Raises:
+            OverBudget: it would cost a call more than there may be.
+            RemoteRewardError: the judge cannot be reached, or answers with something else.
+        """
         config = self.config
         async with self._places:
             if self._model is None:
@@ -178,6 +196,7 @@ class Judge(AsyncORM):
             known = self.answers.get(key)
             if known is not None:
                 return known
+
             if not self.answers.take_call(config.max_calls, config.max_total_tokens):
                 raise OverBudget("the budget of --judge is spent")
             answer = await self._request("/chat/completions", body.encode())
@@ -192,6 +211,7 @@ class Judge(AsyncORM):
             return text
 
     async def _first_model(self) -> str:
+        """Returns the name of the first model that the address lists. Raises RemoteRewardError."""
         try:
             return str((await self._request("/models"))["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
@@ -270,6 +290,7 @@ def read_ranking(text: str, count: int) -> list[float]:
 
 
 def unreadable(what: str, text: str) -> UnreadableAnswer:
+    """Returns the error that says what an answer is, with the end of it."""
     return UnreadableAnswer(f"the judge's answer {what}: {' '.join(text.split())[-160:]!r}")
 
 

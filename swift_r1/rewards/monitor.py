@@ -25,9 +25,11 @@ class InvalidRewardMonitor:
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self) -> dict[str, Any]:
+        """Returns the counts of the last steps, as a checkpoint keeps them."""
         return {"steps": {name: list(map(list, steps)) for name, steps in self._steps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes the counts that `state` returned."""
         self._steps = {name: deque(map(tuple, steps), maxlen=WINDOW) for name, steps in state["steps"].items()}
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
@@ -35,15 +37,24 @@ class InvalidRewardMonitor:
         for column in columns:  # all rows of a step that ends the run are written
             for bad in column.invalid:
                 self._write(_invalid_row(column.name, bad, batch))
+
         for column in columns:
             steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
             steps.append((len(column.invalid), len(column.values)))
             invalid = sum(bad for bad, _ in steps)
+            # Steps that are still to come count as large as those that were.
             expected = sum(count for _, count in steps) / len(steps) * WINDOW
             if column.invalid and invalid > self.max_ratio * expected:
                 raise RunFailed(self._message(column, batch, invalid, len(steps)))
 
-    def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
+    def _message(
+        self,
+        column: RewardColumn,
+        batch: RewardBatch,
+        invalid: int,
+        steps: int,
+    ) -> str:
+        """Returns why the run ends: a function's `invalid` rewards in the last `steps` steps, and one of them."""
         example = column.invalid[0]
         text = " ".join(batch.completions[example.index].split())
         if len(text) > 200:

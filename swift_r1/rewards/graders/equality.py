@@ -125,6 +125,7 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
 
 
 def _without_degrees(text: str) -> str:
+    """Returns the number of an angle in degrees, and any other text as it is."""
     match = _DEGREES.fullmatch(text) if text.endswith("\\circ") else None
     return text if match is None else match[1]
 
@@ -190,8 +191,10 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
 
 
 def _members(text: str) -> tuple[list[str], bool]:
-    r"""Returns what a list or a set in `\{ \}` holds, and whether its order does not count; an item with `\pm` is
-    two."""
+    r"""Returns what a list or a set in `\{ \}` holds, and whether it is a set, whose order does not count.
+
+    An item with `\pm` is two, and makes it a set.
+    """
     brackets, inner = _inside(text)
     is_set = brackets.startswith("\\")
     parts = _parts(inner if is_set else text)
@@ -218,6 +221,7 @@ def _matrix(text: str) -> tuple[tuple[str | int, ...], list[str]]:
 
 
 def _same_list(given: list[str], right: list[str], budget: int) -> bool:
+    """Returns whether two lists are equal, part by part; `budget` is how many parts they may have."""
     if len(given) != len(right) or len(right) > budget:
         return False
     return all(_equal_values(a.strip(), b.strip(), budget // 2) for a, b in zip(given, right, strict=True))
@@ -229,7 +233,8 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
         return False
     left = [text.strip() for text in right]
     for text in given:
-        match = next((item for item in left if _equal_values(text.strip(), item, budget // 2)), None)
+        equal_ones = (item for item in left if _equal_values(text.strip(), item, budget // 2))
+        match = next(equal_ones, None)
         if match is None:
             return False
         left.remove(match)
@@ -256,6 +261,7 @@ def values(text: str) -> tuple[Value, ...]:
     """Returns the expression's value at each point, one without variables; raises Unreadable, and nothing else, on any
     text."""
     read = tokens(text)
+    # How many points are wanted is known when the first is read.
     at_points: list[Value] = []
     wanted = 1
     while len(at_points) < wanted:
@@ -311,6 +317,7 @@ def _parts(text: str) -> list[str]:
     text = _JOIN.sub(",", text)
     if "," not in text and ";" not in text:
         return [text.strip()]
+
     parts = []
     depth = 0
     start = 0
@@ -330,6 +337,7 @@ def _parts(text: str) -> list[str]:
             parts.append(text[start:index].strip())
             start = index + 1
         index += 1
+
     parts.append(text[start:].strip())
     return [part for part in parts if part] or [""]
 

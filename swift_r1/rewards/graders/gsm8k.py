@@ -79,11 +79,13 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
     slot = _slot(completion)
     if slot is not None:
         return _only_number(slot), True
+
     # From the end, in growing pieces: the last number is all that is wanted of a long text.
     for length in (200, len(completion)):
         match = next(iter(deque(_NUMBER.finditer(_plain(completion[-length:])), maxlen=1)), None)
         if match is not None and (match.start() > 20 or length >= len(completion)):
-            text, start, end = match.string, *match.span()
+            text = match.string
+            start, end = match.span()
             alone = not _JOINED.match(text, end) and not _OR.search(text, max(0, start - 5), start)
             return (_value(match) if alone else None), False
     return None, False
@@ -101,17 +103,20 @@ def _only_number(text: str) -> Fraction | None:
 
 
 def _slot(completion: str) -> str | None:
+    """Returns what stands where an answer should be: in the last answer tag or box, or after the last `####`."""
     answer = last_answer(completion)
     place = completion if answer is None else answer
     boxed = last_boxed(place) if "\\boxed" in place else None
-    if boxed is not None or answer is not None:
-        return answer if boxed is None else boxed
+    if boxed is not None:
+        return boxed
+    if answer is not None:
+        return answer
     _, mark, after = completion.rpartition("####")
     return after.partition("\n")[0] if mark else None
 
 
 def _plain(text: str) -> str:
-    """LaTeX's signs, thousands and fractions as plain text."""
+    """Returns a text with LaTeX's signs, thousands and fractions as plain text."""
     text = text.replace("\u2212", "-")
     if "\\" in text or "{" in text:
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
@@ -121,6 +126,7 @@ def _plain(text: str) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
+    """Returns the number of a match of `_NUMBER`; None where it has too many digits, or divides by zero."""
     digits = match["digits"].replace(",", "")
     over = match["over"]
     if len(digits) > MAX_DIGITS or len(over or "") > MAX_DIGITS:
@@ -136,6 +142,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _gold_number(gold: str | int | float) -> Fraction:
+    """Returns the right number. Raises ValueError: it is none."""
     text = _plain(str(gold).rpartition("####")[2]).strip().rstrip("%").strip()
     number = _NUMBER.fullmatch(text)
     value = None if number is None else _value(number)

@@ -77,6 +77,7 @@ def same_answer(first: str, second: str) -> bool:
 
 
 def _answer(response: str, template: str) -> str | None:
+    """Returns the answer of a completion as it is written; None without one. Raises ValueError: an unknown template."""
     if template == "boxed":
         return last_boxed(response)
     if template not in ("tag", "tag_strict"):
@@ -95,6 +96,7 @@ def _answer(response: str, template: str) -> str | None:
 
 
 def _gold_text(item: Any) -> str:
+    """Returns a gold answer tidied and without its box. Raises ValueError: it is no text or number, or empty."""
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise ValueError(f"a gold answer is text or a number, not {item!r}")
     if isinstance(item, float) and item.is_integer():
