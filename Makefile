@@ -44,7 +44,7 @@ test-agents: install ## sessions with the JavaScript client (node), LangChain, P
 	@[ -x .venv-agents/openenv/bin/python ] || $(PY) -m venv .venv-agents/openenv
 	@.venv-agents/openenv/bin/python -m pip install -q --disable-pip-version-check openenv==0.10.0
 	@npm install --silent --no-save --prefix .venv-agents openai@6.49.0
-	@$(ENV) .venv-agents/bin/python -m pytest tests/rollout/test_agent_clients.py tests/plugins/environments $(PYTEST_ARGS)
+	@$(ENV) .venv-agents/bin/python -m pytest tests/serving/test_agent_clients.py tests/plugins/environments $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift

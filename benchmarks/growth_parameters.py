@@ -40,6 +40,7 @@ from swift_r1.models.policy import Policy
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.serving import server
@@ -124,7 +125,7 @@ def open_backend(name: str, folder: Path, train: str, ranks: Ranks) -> Backend:
 
 def take_step(backend: Backend, tokens: int = 32) -> None:
     row = (torch.arange(2 * tokens) % backend.vocab_size).tolist()
-    batch = round_batch([row[:tokens]], [row[tokens:]], [[0.0] * tokens], [0.0], [False])
+    batch = round_batch([TokenSequence.of_answer(row[:tokens], row[tokens:])], [0.0])
     inputs = collate(batch, [(0,)], Form(packed=True), backend.device).inputs
     backend.backward(backend.logprobs(inputs, 1.0).logps.mean(), True)
     backend.step(1e-6)

@@ -38,7 +38,7 @@ TESTS = (  # a minute on two quiet cores: a whole run, the page, the check, data
     "tests/data/test_files.py",
     "tests/data/test_loading.py",
     "tests/rewards/test_graders.py",
-    "tests/rollout/test_session_routes.py",
+    "tests/serving/test_session_routes.py",
     "tests/lab/view/test_overview.py",
     "tests/e2e/test_embedded.py",
 )

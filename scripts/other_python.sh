@@ -21,4 +21,4 @@ git ls-files -z | xargs -0 tar -cf - --ignore-failed-read | tar -C "$work" -xf -
 (cd "$work" && "$OLDPWD/$bin/swift" init task --task maths >/dev/null </dev/null && "$OLDPWD/$bin/swift" examples >/dev/null)
 PYTHONPATH=$PWD exec "$bin/python" -m pytest -n 0 -p no:cacheprovider -m "not long and not gpu and not cluster" "${@:-tests/flags}" \
     tests/algorithms tests/cli/test_check.py tests/rewards/test_graders.py tests/data tests/lab/view tests/e2e/test_embedded.py \
-    tests/rollout/test_server_generation.py
+    tests/serving/test_server_generation.py

@@ -10,7 +10,7 @@ from pathlib import Path
 from shapes import REHEARSES
 
 ROOT = Path(__file__).resolve().parents[2]
-NEED_VLLM = ("tests/e2e/test_colocate.py", "tests/rollout/test_sleep.py")
+NEED_VLLM = ("tests/e2e/test_colocate.py", "tests/serving/test_sleep.py")
 
 
 def main() -> int:

@@ -29,8 +29,8 @@ from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
-from swift_r1.runtime.processes import end_process, start_logged
 from swift_r1.runtime.terminal import Terminal
+from swift_r1.workers.process import SupervisedProcess
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
 
@@ -157,11 +157,11 @@ def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: 
 @contextlib.contextmanager
 def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
     words = [*SWIFT, "rollout", *as_words({"model": str(model), "port": port, "torch_dtype": "float32"})]
-    process = start_logged(words, os.environ, log)
+    process = SupervisedProcess(words, log=log, ends_with_parent=True)
     try:
         yield
     finally:
-        if not end_process(process, SERVER_STOP_S):
+        if not process.end(SERVER_STOP_S):
             print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
 
 

@@ -246,14 +246,14 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
 
 
 def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) -> None:
-    """Raises UsageError: the folder to go on in is no replay of this run, or begins elsewhere than `checkpoint`."""
+    """Raises UsageError: the folder to go on in is not a replay of this run, or begins elsewhere than `checkpoint`."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
     if content.get("replay") is None or content["replay"]["run"] != str(recorded.path):
         raise UsageError(
-            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
+            f"--resume_from_checkpoint: {folder} is not a replay of {recorded.path}: give another --output_dir"
         )
     if checkpoint is None and content["resumed_from"] is not None:
         raise UsageError(

@@ -101,7 +101,7 @@ def _check(file: Path) -> None:
         raise UsageError(f"{file}: there is no folder {file.parent}")
     with naming(str(file)), suppress(FileNotFoundError), file.open("rb") as there:
         if _MARK not in there.read(500):
-            raise UsageError(f"{file} is there, and is no report: name another file with -o")
+            raise UsageError(f"{file} exists and is not a report: name another file with -o")
 
 
 def _write(files: Mapping[Path, str]) -> None:

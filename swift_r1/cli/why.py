@@ -76,11 +76,11 @@ def run(words: Sequence[str]) -> int:
             first, last = finding.steps
             print(visible(f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"))
         looked = len(DETECTORS) - len(log.not_judged) - len(log.too_early)
-        print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
+        print(f"  {'No further' if findings else 'No'} problems found ({looked} of {len(DETECTORS)} checks ran).")
         if log.too_early:
-            print(f"  too early after {log.rounds} rounds: {', '.join(log.too_early)}")
+            print(f"  Not checked, too early after {log.rounds} rounds: {', '.join(log.too_early)}")
         if log.not_judged:
-            print(f"  not logged: {', '.join(log.not_judged)}")
+            print(f"  Not checked, metrics missing: {', '.join(log.not_judged)}")
         for problem in problems:
             print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
 

@@ -117,11 +117,11 @@ class AdapterArguments(ModelArguments):
     lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
     lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
     target_modules: list[str] = flag(
-        [ALL_LINEAR], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
+        [ALL_LINEAR], "modules that get adapters; all-linear: every linear layer except the output head", _ADAPTERS
     )
     target_regex: str | None = flag(
         None,
-        "pattern of the whole names of the modules that get adapters",
+        "pattern that full names of modules with adapters match",
         _ADAPTERS,
         check=check_pattern,
         instead_of=("target_modules",),
@@ -147,7 +147,7 @@ class AdapterArguments(ModelArguments):
     )
     init_weights: str = flag(
         "true",
-        "how A begins (B is 0): as a linear layer's weights do, or gaussian",
+        "initial values of A (B is 0): as in a linear layer, or gaussian",
         _ADAPTERS,
         check=_starts_as_identity,
         synonyms={"true": "true"},
@@ -159,7 +159,7 @@ class AdapterArguments(ModelArguments):
         choices=DTYPES,
     )
     lorap_lr_ratio: float | None = flag(
-        None, "LoRA+: B's learning rate is this many times --learning_rate", _ADAPTERS, more_than=0
+        None, "LoRA+: B's learning rate as a multiple of --learning_rate", _ADAPTERS, more_than=0
     )
     adapters: list[str] = flag(
         [],
@@ -172,7 +172,7 @@ class AdapterArguments(ModelArguments):
         [], "folder of adapters of the reference (default: --model alone)", _ADAPTERS, check=_folder("--ref_adapters")
     )
     quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
+    quant_method: str = flag("bnb", "library that stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
     bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
     bnb_4bit_compute_dtype: str | None = flag(
         None, "dtype that 4-bit weights compute in: --torch_dtype", _QUANTIZED, choices=DTYPES

@@ -43,23 +43,21 @@ def _check_env(spec: str) -> None:
 class AgentArguments(MultiTurnArguments):
     """Agents."""
 
-    agent: str | None = flag(
-        None, "name of the agent, registered in agents, that plays a whole episode for each completion (docs/agents.md)"
-    )
+    agent: str | None = flag(None, "name of a registered agent that plays an episode per completion (docs/agents.md)")
     agent_command: str | None = flag(
         None,
-        "program that plays an episode: a process each, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the "
-        "row as JSON on its standard input",
+        "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set and "
+        "the row as JSON on standard input",
         check=_check_command,
         instead_of=("agent",),
     )
     agent_timeout: float = resumable_flag(
         300.0,
-        "seconds that an episode may take, without those in which it waits for the model, before it is killed",
+        "seconds before an episode is killed, not counting its waits for the model",
         _AGENT,
         more_than=0,
     )
-    agent_concurrency: int = resumable_flag(64, "episodes at once, a process each", _AGENT, at_least=1)
+    agent_concurrency: int = resumable_flag(64, "episodes at once, one process each", _AGENT, at_least=1)
     advantage_per: str = flag(
         "episode",
         "whether all of an episode has one advantage, or turn_rewards that the agent returns add to it turn by turn "

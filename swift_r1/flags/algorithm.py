@@ -81,9 +81,7 @@ def _own_flag(loss: Any, item: Field) -> Any:
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag(
-        "grpo", "the algorithm, grpo or ppo; ms-swift runs others", choices=("grpo", "ppo"), required=True
-    )
+    rlhf_type: str = flag("grpo", "grpo or ppo; ms-swift runs other algorithms", choices=("grpo", "ppo"), required=True)
     beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
     epsilon: float = flag(
         0.2, "lower clip range of the ratio", _reads("epsilon"), at_least=0, less_than=1, aliases=("cliprange",)
@@ -129,9 +127,9 @@ class AlgorithmArguments:
         choices=("token", "sequence", "sequence_token"),
     )
     top_entropy_quantile: float = flag(
-        1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
+        1.0, "share of tokens, by highest entropy, that keep their policy loss", more_than=0, at_most=1
     )
-    overlong_filter: bool = flag(False, "leave truncated completions out of the loss (their rewards still count)")
+    overlong_filter: bool = flag(False, "exclude truncated completions from the loss (their rewards still count)")
     kl_in_reward: bool = flag(
         False,
         "subtract --beta times the KL from the reward instead of adding it to the loss",
@@ -161,8 +159,10 @@ class AlgorithmArguments:
         "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
         "always logged); one forward pass more where a round has one optimizer step",
     )
-    dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
-    max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
+    dynamic_sample: bool = flag(False, "replace groups with equal rewards by groups of further prompts", _EQUAL)
+    max_resample_times: int = flag(
+        3, "maximum resampling attempts per round; remaining groups are trained on", _EQUAL, _RESAMPLES, at_least=1
+    )
     ref_model: str | None = flag(
         None,
         "folder or id of the reference policy, of the policy's architecture and tokenizer (default: --model, without "
@@ -171,10 +171,10 @@ class AlgorithmArguments:
     )
     sync_ref_model: bool = flag(
         False,
-        "move the reference towards the policy now and then",
+        "move the reference towards the policy at intervals",
         *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
     )
-    ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
+    ref_model_sync_steps: int = flag(512, "optimizer steps between these moves", _SYNC_REFERENCE, at_least=1)
     ref_model_mixup_alpha: float = flag(
         0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
     )
@@ -205,13 +205,13 @@ class ChordArguments:
         _not_ppo("it is GRPO's"),
     )
     chord_sft_per_device_train_batch_size: int | None = flag(
-        None, "such rows per process and accumulation step", _CHORD, at_least=1
+        None, "demonstrations per process and accumulation step", _CHORD, at_least=1
     )
-    chord_enable_phi_function: bool = flag(False, "weigh each of their tokens by p (1 - p)", _CHORD)
-    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu is at its peak", _CHORD, at_least=0)
-    chord_mu_decay_steps: int | None = flag(None, "steps from there to its last value", _CHORD, at_least=0)
-    chord_mu_peak: float | None = flag(None, "largest mu", _CHORD, at_least=0, at_most=1)
-    chord_mu_valley: float | None = flag(None, "last mu", _CHORD, at_least=0, at_most=1)
+    chord_enable_phi_function: bool = flag(False, "weight each demonstration token by p (1 - p)", _CHORD)
+    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu peaks", _CHORD, at_least=0)
+    chord_mu_decay_steps: int | None = flag(None, "steps from the peak to the final value", _CHORD, at_least=0)
+    chord_mu_peak: float | None = flag(None, "peak value of mu", _CHORD, at_least=0, at_most=1)
+    chord_mu_valley: float | None = flag(None, "final value of mu", _CHORD, at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +222,9 @@ class PPOArguments:
         None, "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)", _PPO
     )
     critic_learning_rate: float | None = flag(
-        None, "the critic's peak rate (default: --learning_rate)", _PPO, at_least=0
+        None, "the critic's peak learning rate (default: --learning_rate)", _PPO, at_least=0
     )
-    critic_warmup_steps: int = flag(0, "optimizer steps at the start in which only the critic learns", _PPO, at_least=0)
+    critic_warmup_steps: int = flag(0, "initial optimizer steps that train only the critic", _PPO, at_least=0)
     num_mini_batches: int | None = flag(
         None,
         "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches",
@@ -234,11 +234,11 @@ class PPOArguments:
         ms_swift="1",
     )
     kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")
-    gamma: float = flag(1.0, "discount of later rewards", _PPO, at_least=0, at_most=1)
+    gamma: float = flag(1.0, "discount factor of later rewards", _PPO, at_least=0, at_most=1)
     lam: float = flag(
         0.95, "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return", _PPO, at_least=0, at_most=1
     )
-    cliprange_value: float = flag(0.2, "how far a value may move within a round; 0: without limit", _PPO, at_least=0)
+    cliprange_value: float = flag(0.2, "clip range of the value within a round; 0: no clipping", _PPO, at_least=0)
     vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
     whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
     whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)

@@ -93,8 +93,8 @@ class DataArguments:
     )
     interleave_prob: list[float] | None = flag(
         None,
-        "mix the data sets: each next row is from one drawn with these probabilities, one per --dataset (default: all "
-        "rows of all of them)",
+        "mix datasets: draw each row's dataset with these probabilities, one per --dataset (default: all rows of all "
+        "datasets)",
         more_than=0,
         at_most=1,
     )
@@ -121,16 +121,14 @@ class DataArguments:
         ),
         ms_swift="by model",
     )
-    strict: bool = resumable_flag(
-        False, "a row that cannot be read or preprocessed stops the run instead of being left out"
-    )
+    strict: bool = resumable_flag(False, "stop at a row that cannot be read or preprocessed, instead of leaving it out")
     dataset_num_proc: int = resumable_flag(1, "processes that preprocess rows", _STORED, at_least=1)
     load_from_cache_file: bool = resumable_flag(
-        True, "reuse rows that the same code preprocessed before from the same data", _STORED, ms_swift="false"
+        True, "reuse preprocessed rows of the same data and code", _STORED, ms_swift="false"
     )
     streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
     shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
-    dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
+    dataset_shuffle: bool = flag(True, "shuffle prompts in each epoch, and draw the rows of #N at random")
     data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
     prompt_sampler: str = flag(
         "uniform",
@@ -140,7 +138,7 @@ class DataArguments:
     )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
-    response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
+    response_prefix: str = flag("", "text that begins the model's turn, such as '<think>'; rewards see it too")
     enable_thinking: bool | None = THINKING
     chat_template_kwargs: dict[str, Any] = ARGUMENTS
     max_length: int | None = flag(
@@ -159,11 +157,11 @@ class DataArguments:
         0, "processes that tokenise prompts in advance", _IN_ORDER, at_least=0, ms_swift="1"
     )
     dataloader_prefetch_factor: int = resumable_flag(
-        2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1
+        2, "rounds of prompts prepared by each of these processes", _WORKERS, at_least=1
     )
     dataloader_drop_last: bool = flag(
         False,
-        "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
+        "drop prompts at the end of a pass that do not fill a round; otherwise the next pass fills it",
         _PASSES,
         _IN_ORDER,
     )

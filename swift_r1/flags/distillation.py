@@ -81,12 +81,12 @@ class DistillationArguments(AlgorithmArguments):
 
     teacher_model: str | None = flag(
         None,
-        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: it as it was loaded; "
-        f"policy: the policy as it is, which reads the column {HINT}",
+        "folder or id of the teacher model, with the policy's tokenizer; --model's own path: the model as loaded; "
+        "policy: the current policy, which reads the column {HINT}",
     )
     teacher_adapters: str | None = flag(
         None,
-        "folder of adapters over --teacher_model (default of that: --model)",
+        "folder of adapters for --teacher_model (which is then --model by default)",
         check=partial(adapter_flags, "--teacher_adapters"),
     )
     teacher_model_server: list[str] = flag(
@@ -96,10 +96,8 @@ class DistillationArguments(AlgorithmArguments):
         objects=True,
         check=lambda word: read_teachers([word]),
     )
-    teacher_tag_key: str = flag("dataset", "the column that has a row's tag, for several teachers", _SERVED)
-    teacher_kl_coef: float = flag(
-        1.0, "weight of the teacher in the advantages, the rewards or the loss", _TAUGHT, at_least=0
-    )
+    teacher_tag_key: str = flag("dataset", "column with the row's tag, for several teachers", _SERVED)
+    teacher_kl_coef: float = flag(1.0, "weight of the teacher in advantages, rewards or loss", _TAUGHT, at_least=0)
     teacher_kl_in_reward: bool = flag(
         False,
         "subtract --teacher_kl_coef times a completion's KL to the teacher from its reward, in the place of that of "

@@ -59,7 +59,7 @@ class EngineFlags:
         at_least=1,
         aliases=("tensor_parallel_size",),
     )
-    vllm_enable_prefix_caching: bool = resumable_flag(True, "compute a group's shared prompt once", _STARTS)
+    vllm_enable_prefix_caching: bool = resumable_flag(True, "compute the shared prompt of a group once", _STARTS)
     vllm_enable_lora: bool = resumable_flag(
         False, "take only the adapters from a trainer with --train_type lora", _STARTS, _ADAPTERS
     )
@@ -71,7 +71,7 @@ class EngineFlags:
         choices=LORA_RANKS,
     )
     vllm_max_num_seqs: int | None = resumable_flag(
-        None, "most completions that an engine works on at once (default: vLLM's)", _STARTS, at_least=1
+        None, "maximum completions an engine runs at once (default: vLLM's)", _STARTS, at_least=1
     )
     vllm_kv_cache_dtype: str | None = resumable_flag(
         None, "dtype of the cache of keys and values, such as fp8: more room, other log-probs", _STARTS

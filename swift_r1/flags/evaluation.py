@@ -46,8 +46,10 @@ class AskingArguments:
 
     n: int = flag(1, "completions per question", at_least=1, aliases=("num_generations",))
     temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
-    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
-    max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
+    top_p: float = flag(
+        1.0, "nucleus sampling: keep the likeliest tokens up to this probability mass", more_than=0, at_most=1
+    )
+    max_completion_length: int = flag(2048, "maximum completion length in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
     instruction: str | None = flag(
         None, "text below each question (default: the benchmark's, unless --system or a template is given)"
@@ -73,7 +75,7 @@ class ModelUnderTest:
         "object (docs/evaluation.md)",
         objects=True,
     )
-    reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
+    reward_func: str | None = flag(None, "the reward function that judges data sets that are not benchmarks")
     output_dir: str | None = flag(
         None, "folder of the evaluation; the same command continues in it (default: by model)"
     )

@@ -54,7 +54,7 @@ class PluginArguments:
         [], "Python files that register rewards and datasets", aliases=("custom_register_path",)
     )
     reward_timeout: float = resumable_flag(
-        10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
+        10.0, "seconds per completion before a reward call's process is killed", more_than=0
     )
     reward_num_workers: int = resumable_flag(2, "processes that compute rewards", _POOL, at_least=1)
     reward_isolation: str = flag(
@@ -66,7 +66,9 @@ class PluginArguments:
     reward_memory_limit: float = resumable_flag(
         2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
     )
-    reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
+    reward_env: list[str] = flag(
+        [], "environment variables that rewards may see although they look like secrets or proxies", _POOL
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,14 @@ class RewardArguments(PluginArguments):
     )
     reward_model: list[str] = flag([], "folders or hub ids of reward models, whose rewards follow --reward_funcs")
     reward_model_plugin: list[str] = flag(
-        [], "what scores with each: default (a classification head), genrm (it is asked) or a plugin's", _MODELS
+        [],
+        "how each one scores: default (a classification head), genrm (a generative judge) or a plugin's name",
+        _MODELS,
     )
     reward_adapters: list[str] = flag([], "LoRA adapters of each reward model", _MODELS)
     reward_template: list[str] = flag(
         [],
-        "what conversations are written in for each (default: its tokenizer's chat template), as --prompt_template",
+        "template of each reward model's conversations, as --prompt_template (default: its tokenizer's chat template)",
         _MODELS,
         aliases=("reward_model_template",),
     )
@@ -104,7 +108,7 @@ class RewardArguments(PluginArguments):
         None, "one weight per reward function, then per reward model (default: 1 each)"
     )
     renormalize_reward_weights: bool = flag(
-        False, "where a function returns None, the other weights grow to the same sum"
+        False, "where a function returns None, scale the other weights up to the same sum"
     )
     multi_objective_aggregation: str = flag(
         "sum_then_normalize",
@@ -113,26 +117,27 @@ class RewardArguments(PluginArguments):
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
     truncated_reward: float | None = flag(
-        None, "the reward of a truncated completion, whatever the functions say", instead_of=("missing_eos_penalty",)
+        None, "reward of every truncated completion, in place of the functions'", instead_of=("missing_eos_penalty",)
     )
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_api: str | None = flag(
         None,
-        "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN",
+        "URL to which the reward function `api` posts completions and columns; token: SWIFT_REWARD_API_TOKEN",
         _API,
         check=check_url,
     )
     judge: str | None = flag(
         None,
-        "YAML file or JSON of the reward function `judge`: a model behind an OpenAI address (docs/rewards.md)",
+        "YAML file or JSON that configures the reward `judge`: a model behind an OpenAI-compatible API "
+        "(docs/rewards.md)",
         _JUDGE,
         objects=True,
         check=_check_judge,
     )
     max_invalid_reward_ratio: float = flag(
         0.2,
-        "share of invalid rewards (exception, NaN, time-out) that stops the run, as does a round with no valid one; "
-        "1: neither does",
+        "share of invalid rewards (exception, NaN, timeout) above which the run stops; a round without any valid "
+        "reward stops it too; 1 turns both off",
         at_least=0,
         at_most=1,
     )

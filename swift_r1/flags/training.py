@@ -85,26 +85,28 @@ class ModelArguments:
     model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
-        "which weights are trained: all, adapters, or adapters over 4-bit weights",
+        "what to train: all weights, adapters, or adapters over 4-bit weights",
         choices=("full", "lora", "qlora"),
         aliases=("tuner_type",),
         ms_swift="lora",
     )
-    freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
+    freeze_parameters: list[str] = flag([], "freeze weights whose names begin with these", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
+        None, "freeze weights whose names match this pattern", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
-        0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
+        0.0, "freeze this share of the model, counted from its first weight", _FULL, at_least=0, less_than=1
     )
-    trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    trainable_parameters: list[str] = flag(
+        [], "train weights whose names begin with these, although frozen above", _FULL, _FROZEN
+    )
     trainable_parameters_regex: str | None = flag(
-        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
+        None, "train weights whose names match this pattern, although frozen above", _FULL, _FROZEN, check=check_pattern
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
     attn_impl: str | None = resumable_flag(
         None,
-        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "attention implementation (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
         "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
         synonyms={"flash_attn": "flash_attention_2"},
@@ -146,18 +148,20 @@ class TrainingArguments:
     adam_beta1: float = flag(0.9, "AdamW beta 1", _ADAM, at_least=0, less_than=1)
     adam_beta2: float = flag(0.95, "AdamW beta 2", _ADAM, at_least=0, less_than=1)
     adam_epsilon: float = flag(1e-8, "AdamW epsilon", _ADAM, more_than=0)
-    max_grad_norm: float = flag(1.0, "gradients are clipped to this norm", more_than=0)
+    max_grad_norm: float = flag(1.0, "maximum gradient norm", more_than=0)
     lr_scheduler_type: str = flag(
         "cosine",
-        "course of the learning rate",
+        "learning rate schedule",
         choices=(
             *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
             *("constant", "constant_with_warmup"),
         ),
     )
     lr_scheduler_kwargs: dict[str, Any] = flag({}, "arguments of the scheduler: '{\"min_lr\": 1e-7}'")
-    warmup_ratio: float = flag(0.0, "share of the steps in which the rate rises", _WARMS_UP, at_least=0, at_most=1)
-    warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
+    warmup_ratio: float = flag(0.0, "share of steps with a rising learning rate", _WARMS_UP, at_least=0, at_most=1)
+    warmup_steps: int | None = flag(
+        None, "steps with a rising learning rate, in place of --warmup_ratio", _WARMS_UP, at_least=0
+    )
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
     max_epochs: int | None = flag(
@@ -167,7 +171,7 @@ class TrainingArguments:
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
     per_device_eval_batch_size: int = resumable_flag(
-        1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
+        1, "completions per process generated at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
         1,

@@ -252,7 +252,7 @@ class Judge(AsyncORM):
         try:
             share = (float(mark) - worst) / (best - worst)
         except ValueError as error:
-            raise unreadable(f"says {mark}, which is no number", text) from error
+            raise unreadable(f"says {mark}, which is not a number", text) from error
         if not 0 <= share <= 1:
             raise unreadable(f"says {mark}, which is outside of the scale", text)
         return share

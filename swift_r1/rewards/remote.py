@@ -99,7 +99,7 @@ class JsonClient:
                     try:
                         return response.json()
                     except ValueError as error:
-                        raise RemoteRewardError(f"{url} answered with something that is no JSON") from error
+                        raise RemoteRewardError(f"{url} answered with something that is not JSON") from error
                 text = response.text.replace(self._token, "***") if self._token else response.text
                 failure = RemoteRewardError(f"{url} answered {response.status_code}: {text[:200]}")
                 wished = _retry_after(response)

@@ -102,6 +102,11 @@ class OpenCalls:
         self._add(_OpenCall(again, call.name, times))
         return times
 
+    def wake(self) -> None:
+        """Has whoever answers look again."""
+        with self._lock:
+            self._notify()
+
     def _notify(self) -> None:
         if self._wake is not None:
             self._wake()

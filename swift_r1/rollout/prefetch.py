@@ -81,8 +81,7 @@ class Prefetcher:
         self._spans = spans or Spans()
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
-        # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
-        # last.
+        # These rounds take further prompts on their way, or are led by a scheduler: each waits for the end of the last.
         self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = {}
@@ -249,7 +248,7 @@ class PrefetchRollouts:
         assert calls is not None
 
         def answered(output: RolloutOutput) -> None:
-            rounds = oldest_rounds(output.completions, self.pool.served)
+            rounds = oldest_rounds((one.weight_version for one in output.completions), self.pool.served)
             if rounds < self.oldest:
                 self.pool.count_stale()
                 times = calls.again(output.request_id)
@@ -310,14 +309,14 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        completions = [one for item in scored.generated for one in item.conversation.completions]
-        rounds = oldest_rounds(completions, self.rollouts.served)
+        sequences = [sequence for trajectory in scored.generated for sequence in trajectory.sequences]
+        rounds = oldest_rounds((sequence.oldest_version for sequence in sequences), self.rollouts.served)
         allowed = sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(
                 f"round {number} has completions by weights of {rounds} rounds, older than --max_staleness {allowed}"
             )
-        scored.metrics.update(staleness_metrics(completions, number, self.rollouts.served))
+        scored.metrics.update(staleness_metrics(sequences, number, self.rollouts.served))
         return scored
 
     @property

@@ -171,7 +171,9 @@ class Trainer:
             advantages, metrics = self.advantages(batch, steps, self.summary.steps)
             entropies = grpo.completion_entropies(steps, batch, self.ranks) if self.args.log_entropy else None
         if scored is not None:
-            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
+            of_completions = None if entropies is None else entropies.tolist()
+            scored = scored.with_advantages(advantages.of_completions.tolist(), of_completions)
+            metrics |= self.books.round(scored, self.progress)
         updated = self.plan.completions_per_optimizer_step
         recorded = token_values.chosen(scored, self.summary.steps + 1, updated, self.token_share, self.ranks)
         # What the round took as a whole is divided among its steps.

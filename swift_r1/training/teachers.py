@@ -81,7 +81,7 @@ class Teacher:
 
     def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
         """The prompt that the teacher reads, of each completion."""
-        prompts = [item.conversation.prompt for item in scored.trained]
+        prompts = [trajectory.prompt for trajectory in scored.trained]
         known = {id(one): self._prompt(one) for one in {id(one): one for one in prompts}.values()}  # once a group
         return [known[id(one)] for one in prompts]
 
@@ -111,7 +111,7 @@ class LocalTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         hinted = None
         prompts = [] if scored is None else self.prompts(scored)
-        own = [] if scored is None else [item.conversation.prompt.token_ids for item in scored.trained]
+        own = [] if scored is None else [trajectory.prompt.token_ids for trajectory in scored.trained]
         if self.ranks.max(float(prompts != own)):
             hinted = batch_of_round(scored, self.ranks, prompts)
         return [[self._taught(micro, batch, hinted) for micro in step] for step in steps]
@@ -153,7 +153,7 @@ class ServerTeacher(Teacher):
             answers = None if scored is None else self._ask(scored)
         logps, *wide = self.ranks.broadcast(answers)
         said = [logps, *(one.view(len(logps), self.top) for one in wide)]
-        first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
+        first = batch.own_starts
 
         def taught(micro: MicroBatch) -> MicroBatch:
             mask = micro.mask.cpu()
@@ -165,13 +165,13 @@ class ServerTeacher(Teacher):
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
         """Returns, for all tokens of the completions one after another: log-probs `[K]`, and with `top` ids and
         log-probs `[K * top]`. Raises ServerUnreachable, RunFailed."""
-        conversations = [item.conversation for item in scored.trained]
+        trained = scored.trained
         own: dict[str, list[int]] = {tag: [] for tag in self.servers}
-        for number, one in enumerate(conversations):
+        for number, one in enumerate(trained):
             own[self._tag(one.prompt)].append(number)
-        starts = range(0, len(conversations), _AT_ONCE)  # servers in turn: as many are asked at a time
+        starts = range(0, len(trained), _AT_ONCE)  # servers in turn: as many are asked at a time
         work = [(tag, part) for i in starts for tag, found in own.items() if (part := found[i : i + _AT_ONCE])]
-        written = [one.sequences[0].completion.token_ids for one in conversations]  # no agent has a teacher
+        written = [one.sequences[0].token_ids for one in trained]  # no agent has a teacher
         sizes = list(map(len, written))
         whole = [(*prompt, *own) for prompt, own in zip(self.prompts(scored), written, strict=True)]
         rows: dict[int, tuple[Sequence[Any], ...]] = {}

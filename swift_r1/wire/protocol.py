@@ -5,7 +5,7 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
-                                (with a base: only what changed in that version's bucket, see sync/delta.py)
+                                (with a base: only what changed in that version's bucket, see sync/buckets.py)
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
     POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, or in the GPU's memory,
@@ -227,7 +227,7 @@ class StreamedTensor(Wire):
 
 
 class DeviceMemory(Wire):
-    """A block of the client's GPU memory (CUDA IPC), as torch names it: see `sync/device_memory.py`."""
+    """A block of the client's GPU memory (CUDA IPC), as torch names it: see `sync/transport.py`."""
 
     gpu: str = Field(pattern="^[0-9a-f-]{36}$")
     handle: str = Field(pattern="^[A-Za-z0-9+/]+=*$", max_length=65536)

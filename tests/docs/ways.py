@@ -24,7 +24,7 @@ DRY = frozenset({"launch", "sweep"})
 
 NOT_RUN = {
     # the beginning of a command: why it is not run
-    "swift rollout": "a server, which ends when it is interrupted: tests/rollout runs it with an engine of its own",
+    "swift rollout": "a server, which ends when it is interrupted: tests/serving runs it with an engine of its own",
     "swift view": "a page, which ends when it is interrupted: tests/lab/view",
     "swift demo": "minutes: tests/demo; make demo",
     "swift forecast": "a server or an engine for minutes: tests/lab/forecast",
@@ -55,7 +55,7 @@ RESOLVED_TRAININGS = {
     # words of a `swift rlhf` that keep it from running here: why
     "NNODES": "several machines: tests/multi_node",
     "--vllm_server_base_url": "servers of names that are not here: tests/rollout/test_server_pool.py",
-    "--vllm_server_file": "servers of names that are not here: tests/rollout/test_server_file.py",
+    "--vllm_server_file": "servers of names that are not here: tests/e2e/test_server_file.py",
     "--resume_from_checkpoint": "goes on with the run before it: tests/resume",
     "--push_to_hub": "a hub and its token: tests/data/test_hubs.py",
     "--eval_datasets": "benchmarks of a hub: tests/lab/evaluation",

@@ -1,7 +1,7 @@
 """Whole runs whose engine sleeps between rounds, with the trainer's tensors in host memory meanwhile.
 
 The engine is a small one behind the real server, which can sleep without a GPU; the flags are put in behind the place
-where a run on a CPU leaves them out. With vLLM on a GPU: `tests/rollout/test_sleep.py` and `test_colocate.py`.
+where a run on a CPU leaves them out. With vLLM on a GPU: `tests/serving/test_sleep.py` and `test_colocate.py`.
 """
 
 from __future__ import annotations

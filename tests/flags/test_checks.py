@@ -157,7 +157,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         (
             ["--chat_template_kwargs", '{"messages": []}'],
-            ["--chat_template_kwargs has 'messages', which is no argument of a chat template"],
+            ["--chat_template_kwargs has 'messages', which is not an argument of a chat template"],
         ),
         ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
         ("--truncation_strategy right", ["must be one of delete, left"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from swift_r1.wire import protocol as wire
 from tests.fuzz.pushes import Request, digest_of, json_request
-from tests.rollout.test_malformed import malformed
+from tests.serving.test_malformed import malformed
 
 HUGE = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 HEADER_VALUES = (

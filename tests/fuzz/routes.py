@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import psutil
@@ -44,7 +45,7 @@ from swift_r1.sync.update import UpdateMachine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import Completion, RolloutRequest
 from swift_r1.wire.sessions import SessionRequest
-from tests.rollout.test_malformed import EXPECTED, LENGTH, VOCABULARY, QuickEngine
+from tests.serving.test_malformed import EXPECTED, LENGTH, VOCABULARY, QuickEngine
 
 HANG_S = 30.0
 SESSION = "fuzz"
@@ -175,7 +176,7 @@ def agents_gateway() -> Iterator[Served]:
         return future
 
     model = AgentModel(engine, ToolCalls(None, None), LENGTH, VOCABULARY, (0,), forces_calls=False)
-    model.asks[SESSION] = ask
+    model.conversations[SESSION] = cast(Any, SimpleNamespace(ask=ask))
     try:
         yield Served(agent_app(model, gateway, "key"), gateway, loop, "key")
     finally:

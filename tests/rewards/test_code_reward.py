@@ -24,7 +24,7 @@ from swift_r1.rewards.code import CodeReward
 from swift_r1.workers.sandbox import box
 from swift_r1.workers.sandbox.box import Run, Sandbox, SandboxError
 
-FOLDER = Path(__file__).parent / "escapes"
+FOLDER = Path(__file__).parents[1] / "workers" / "escapes"
 REPOSITORY = Path(__file__).parents[2]
 HIDDEN = "right-only-outside"
 

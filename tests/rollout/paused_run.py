@@ -27,7 +27,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
-from tests.rollout.conftest import OneWeightABucket, pool_of
+from tests.live_servers import OneWeightABucket, pool_of
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 WAIT_S = 300

@@ -31,7 +31,7 @@ from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from swift_r1.wire.server_file import parsed, ready_servers, server_file_faults
 from tests.conftest import until
-from tests.rollout.conftest import OneWeightABucket, learn, pool_of, push_weights
+from tests.live_servers import OneWeightABucket, learn, pool_of, push_weights
 
 WAIT_S = 60
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

@@ -24,7 +24,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import EngineInfo, Generated
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-from tests.rollout.conftest import pool_of
+from tests.live_servers import pool_of
 
 WAIT_S = 30
 EXPECTED = {"w": (2,)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from swift_r1.rollout.remote import ServerRollouts
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
-from tests.rollout.conftest import OneWeightABucket, pool_of, push_weights
+from tests.live_servers import OneWeightABucket, pool_of, push_weights
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -242,8 +241,6 @@ def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) 
         return read(*args, **named)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    with RolloutClient("http://127.0.0.1:1") as client:
-        asyncio.run(client.open_async().aclose())
-        assert times == 0
-    with RolloutClient("HTTPS://127.0.0.1:1"):
-        assert times == 1
+    with RolloutClient("http://127.0.0.1:1") as client, RolloutClient("HTTPS://127.0.0.1:1") as secret:
+        assert client.why_not_ready() and times == 0
+        assert secret.why_not_ready() and secret.why_not_ready() and times == 1

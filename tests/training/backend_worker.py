@@ -23,6 +23,7 @@ from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import part_of, policy_weights
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
@@ -49,9 +50,10 @@ def ragged_round():
 
     prompts = [prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
-    logprobs = [[-8.0] * len(completion) for completion in completions]
+    pairs = zip(prompts, completions, strict=True)
+    rows = [TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids)) for prompt, ids in pairs]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
-    return round_batch(prompts, completions, logprobs, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
+    return round_batch(rows, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
 
 
 def collate_all(batch):

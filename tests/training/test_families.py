@@ -20,6 +20,7 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
 from swift_r1.rollout.remote import own_logprobs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.checks import check_engine, narrowed
 from swift_r1.serving.engines.transformers import TransformersEngine
@@ -84,7 +85,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
     own.sum().backward()
     expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
     largest = max(gradient.abs().max() for gradient in expected.values() if gradient is not None)
-    batch = round_batch(PROMPTS, COMPLETIONS, [[0.0] * len(c) for c in COMPLETIONS], [0.0] * 6, [False] * 6)
+    batch = round_batch([TokenSequence.of_answer(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)], [0.0] * 6)
     for form, units in (
         (Form(), [(i,) for i in range(6)]),
         (PACKED, [(i,) for i in range(6)]),

@@ -157,7 +157,7 @@ def outlook(
 
 
 def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstimate:
-    """Chance of a signal among `size` completions of whatever prompts; without an interval."""
+    """Returns the chance of a signal among `size` completions of whatever prompts; without an interval."""
     everything = [reward for group in groups for reward in group]
     chance = signal_probability(everything, min(size, len(everything)))
     return MeanEstimate(chance, math.nan, math.nan, math.nan)

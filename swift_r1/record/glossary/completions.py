@@ -32,7 +32,7 @@ COMPLETIONS = (
         "prompts/repeated",
         "prompts that came before in the same round",
         "share",
-        "0, except with more prompts a round than rows",
+        "0, except with more prompts per round than rows",
     ),
 )
 
@@ -51,7 +51,7 @@ TURNS = (
     M("tools/<tool>/timeouts", "those that ran out of time", "calls", "0; else `--tool_timeout`", "tools"),
     M("tools/<tool>/cut", "answers that were cut", "calls", "0; else `--max_tool_response_length`", "tools"),
     M("tools/<tool>/seconds", "time in the tool, all calls together", "s", "", "tools"),
-    M("tools/unknown_calls", "calls of names that are no tools", "calls", "falls to 0", "tools"),
+    M("tools/unknown_calls", "calls with names of no known tool", "calls", "falls to 0", "tools"),
     M(
         "tools/unread_calls",
         "turns with a call that could not be read",

@@ -80,7 +80,7 @@ POLICY = (
         "loss",
         "the policy's loss over the whole optimizer step",
         "",
-        "says little: with one step a round it is near 0 by construction; look at `reward`",
+        "says little: with one step per round it is near 0 by construction; look at `reward`",
     ),
     M(
         "grad_norm",

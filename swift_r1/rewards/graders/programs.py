@@ -70,7 +70,7 @@ def _read(value: Any) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ValueError(f"the tests of a row are no JSON: {error}") from error
+        raise ValueError(f"the tests of a row are not JSON: {error}") from error
 
 
 def _case(case: Any, fn_name: str | None) -> Case:
@@ -90,7 +90,7 @@ def _case(case: Any, fn_name: str | None) -> Case:
         lines = [line for line in given.split("\n") if line.strip()]
         return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))
     if not isinstance(given, list):
-        raise ValueError(f"the input of {name} is no list of arguments")
+        raise ValueError(f"the input of {name} is not a list of arguments")
 
     # APPS puts what a function returns into a list of one, but not always.
     unpacked = right if isinstance(right, list) and len(right) == 1 else []

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import free_port
+from tests.live_servers import client, server_url
 
+__all__ = ["client", "server_url"]
 CHROMIUM = shutil.which("chromium")
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 _START_S = 60

@@ -1,0 +1,47 @@
+"""`swift check --agent` and `--agent_command`: an episode is played, and shown as a run would take it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forks
+from tests.rollout.agents.conftest import PLUGIN
+from tests.rollout.agents.test_results import SAYS, says
+
+
+def check(tmp_path: Path, row: dict[str, Any], *words: str) -> tuple[int, dict[str, Any]]:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"query": "say 7"} | row) + "\n")
+    done = forks.run(["-m", "swift_r1", "check", "--dataset", str(rows), *words, "--json"], timeout=200)
+    print(done.stdout, done.stderr)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_an_episode_of_a_class(tmp_path: Path) -> None:
+    flags = ("--external_plugins", str(PLUGIN), "--gold", "77a")
+    code, found = check(tmp_path, {}, "--agent", "counts", *flags)
+    played = found["agent"]
+    assert code == 0 and found["ok"] and played["failure"] is None
+    assert played["result"]["reward"] == pytest.approx(4 / 3) and len(played["result"]["turn_rewards"]) == 2
+    assert (played["calls"], played["rows"], played["kinds"]) == (2, 1, {"new": 1, "extends": 1})
+    assert [one["content"] for one in played["messages"]] == ["say 7", "77a", "more", "77a"]
+    code, found = check(tmp_path, {"how": "crashes"}, "--agent", "misbehaves", *flags)
+    assert code == 2 and "exception: ConnectionError: the shop is closed" in found["faults"][0]
+
+
+def test_an_episode_of_a_command(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(SAYS)
+    command = ("--agent_command", f"{sys.executable} {program}")
+    code, found = check(tmp_path, says("reward: 0.5\n"), *command)
+    assert code == 2 and found["agent"]["calls"] == 1
+    assert found["faults"][0].startswith(
+        "--agent_command: its episode has failed: result: its last line is 'reward: 0.5'"
+    )
+    code, found = check(tmp_path, says("0.5\n"), *command)
+    assert code == 0 and found["agent"]["result"] == {"reward": 0.5} and found["agent"]["rows"] == 1

@@ -1,0 +1,204 @@
+"""A round's completions: groups that others take the place of, and the prompts that those come from."""
+
+import math
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import psutil
+import pytest
+import torch
+
+from swift_r1.algorithms.rewards import Composition
+from swift_r1.data.prompts import Prompt
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.flags.agents import EnvironmentArguments
+from swift_r1.record.recorded import row_columns
+from swift_r1.rewards.batch import join_batches
+from swift_r1.rewards.types import InvalidReward, RewardColumn
+from swift_r1.rollout.prompts import PromptStream, StreamedPrompts
+from swift_r1.rollout.rounds import silent_groups
+from swift_r1.rollout.scoring import Scoring, completion_row, outcomes_of
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.training.grpo import batch_of_round
+
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+
+def scores(values, first_group, name="a", by_turns=False):
+    """Scores of two groups of two, with a reward that fails on the last completion."""
+    prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
+    groups = [
+        [
+            Trajectory(
+                f"r{first_group + i}",
+                prompt,
+                (TokenSequence(prompt.token_ids, (2,), (-1.0,), (True,), ((0, 1),)),),
+                ((2,),),
+                [],
+                "2",
+                "stop",
+            )
+        ]
+        * 2
+        for i, prompt in enumerate(prompts)
+    ]
+
+    class Batch:
+        def __init__(self):
+            self.parts = {}
+
+        def add(self, first, part):
+            self.parts[first] = part
+
+        def result(self):
+            return join_batches([self.parts[0], self.parts[1]], {}), [
+                RewardColumn(name, tuple(values), (InvalidReward(3, "broke"),), 1.0)
+            ]
+
+    ids = [group[0].request_id for group in groups]
+    scoring = Scoring(prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group, by_turns)
+    for group in reversed(groups):
+        scoring.add(group)
+    return scoring.result()
+
+
+def test_fresh_groups_take_the_places_of_those_without_signal():
+    first, fresh = scores([1.0, 1.0, 0.0, 1.0], 0), scores([0.0, 1.0, 5.0, 6.0], 2)
+    scored = first.with_groups_replaced([0], fresh, 2)
+    assert [item.group for item in scored.trained] == [2, 2, 1, 1]
+    assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
+    assert [item.group for item in scored.dropped] == [0, 0]
+    assert [completion_row(item, 1)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
+    dropped = scored.dropped[0]
+    assert completion_row(dropped, 1)["tokens"] == len(dropped.sequences[0].token_ids)
+    assert completion_row(dropped, 1, dropped=True)["dropped"] is True
+    assert "dropped" not in completion_row(scored.trained[0], 1)
+    (column,) = scored.columns()
+    assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
+    assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
+
+
+def test_rewards_of_turns_are_signal_too():
+    def with_turns(per_episode):
+        scored = scores([1.0, 1.0, 0.0, 0.0], 0)
+        infos = [{"turn_rewards": turns} for turns in per_episode]
+        pairs = zip(scored.trained, infos, strict=True)
+        return replace(
+            scored,
+            trained=[replace(item, infos=own) for item, own in pairs],
+        )
+
+    scored = with_turns([[0.0, 1.0], None, [2.0], [2.0]])
+    assert silent_groups(scored, 2) == [0, 1] and silent_groups(scored, 2, per_turn=True) == [1]
+    assert silent_groups(with_turns([None] * 4), 2, per_turn=True) == [0, 1]
+
+
+def test_a_reward_that_is_the_sum_of_its_turns_counts_once():
+    """What it says of an episode is in the advantages of its turns already; another function's stays."""
+    values = [3.0, 1.0, 0.0, math.nan]
+    for name, outcomes in (("agent_reward", [0.0, 0.0, 0.0]), ("right", values[:3])):
+        scored = scores(values, 0, name, by_turns=True)
+        trained = scored.trained
+        assert [item.reward for item in trained[:3]] == [item.objective for item in trained[:3]] == values[:3]
+        assert [item.outcome for item in trained[:3]] == outcomes and math.isnan(trained[3].outcome)
+        assert batch_of_round(scored, ALONE, per_turn="none").rewards[:3].tolist() == outcomes
+    assert [item.outcome for item in scores(values, 0, "agent_reward").trained[:3]] == values[:3]
+    flags = {"env": "gymnasium:FrozenLake-v1", "advantage_per": "turn"}
+    assert EnvironmentArguments(**flags).counts_by_turns
+    assert not EnvironmentArguments(**flags | {"advantage_per": "episode"}).counts_by_turns
+    assert not EnvironmentArguments(**flags | {"env": "verifiers:reverse-text"}).counts_by_turns
+
+
+def test_a_column_of_the_data_is_not_taken_for_a_field():
+    """Nor for one that only other lines have."""
+    columns = {"turns": 3, "entropy": "high", "messages": "m", "step": 1, "solution": "4", "rewards/a": 7}
+    item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
+    prompt = replace(item.prompt, columns=columns)
+    row = completion_row(replace(item, prompt=prompt), 5)
+    assert row["step"] == 5 and not row.keys() & {"turns", "entropy", "messages"}
+    assert row["solution"] == "4" and row_columns(row) == columns
+
+
+def test_an_invalid_reward_is_not_taken_for_no_opinion():
+    item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
+    rewards = {"first": math.nan, "second": None, "third": 0.5}
+    row = completion_row(replace(item, rewards=rewards), 1)
+    assert row["invalid"] == ["first"]
+    assert "invalid" not in completion_row(item, 1)
+
+
+def test_what_a_sampler_is_told_of_a_round():
+    first, fresh = scores([1.0, 1.0, 0.0, math.nan], 0), scores([0.0, 1.0, 5.0, math.nan], 2)
+    scored = first.with_groups_replaced([0], fresh, 2).with_advantages([-1.0, 1.0, 0.0, 0.0], None)
+    told = outcomes_of(scored, 7)
+    assert [one.row for one in told] == [102, 101, 100]
+    assert [(one.reward, one.pass_rate, one.has_signal, one.gradient_share, one.step) for one in told] == [
+        (0.5, 0.5, True, 1.0, 7),
+        (0.0, 0.0, False, 0.0, 7),
+        (1.0, 1.0, False, 0.0, 7),
+    ]
+
+
+@dataclass
+class Echo:
+    """Stands for the encoder: a row is its prompt."""
+
+    def encode(self, row):
+        return row
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_prompts_come_in_order_whatever_is_taken(workers):
+    with closing(PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)) as stream:
+        taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
+    assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
+    assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
+
+
+def test_python_ends_though_nobody_closed_the_stream():
+    """The process's handler of SIGCHLD is as it was, too."""
+    script = """
+import signal
+from swift_r1.data.prompts import Prompt
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.rollout.prompts import PromptStream
+
+class Echo:
+    def encode(self, row):
+        return row
+
+def ignore(number, frame): ...
+
+signal.signal(signal.SIGCHLD, ignore)
+stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), 1)
+assert signal.getsignal(signal.SIGCHLD) is ignore
+print(stream.take(4))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2, 3]\n"), ended.stderr
+
+
+class Numbers:
+    """Stands for rows that are read as they are needed."""
+
+    def __iter__(self):
+        return ({"number": number, "prompt_id": str(number)} for number in range(100))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_killed_process_costs_no_prompt(streams, caplog):
+    before = set(psutil.Process().children())
+    if streams:
+        stream = StreamedPrompts(Numbers(), Echo(), 0, "", 4, workers=1)
+    else:
+        stream = PromptStream([{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1)
+    taken = stream.take(5)
+    [worker] = set(psutil.Process().children()) - before
+    worker.kill()
+    taken += [one for count in (3, 6, 30) for one in stream.take(count)]
+    assert [row["number"] for row in taken] == list(range(44)) and stream.taken == 44
+    assert "the trainer's own process prepares prompts" in caplog.text
+    stream.close()

@@ -1,0 +1,289 @@
+"""The update's parts without an engine: state machine, staging, safetensors headers, bucketing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_r1.models.expected import expected_weights
+from swift_r1.sync.buckets import TensorEntry, bucket_digest, content_hash, read_header
+from swift_r1.sync.staging import StagedBucket, Staging
+from swift_r1.sync.update import UpdateMachine
+from swift_r1.wire.protocol import HTTPError
+from tests.live_servers import in_buckets, to_bytes
+
+EXPECTED = {"a": (2, 3), "b": (4,)}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bucket(index: int, *names: str) -> StagedBucket:
+    digest = bucket_digest(f"{index}{names}".encode())
+    return StagedBucket(index, Path("/nowhere"), digest, {name: TensorEntry("BF16", EXPECTED[name]) for name in names})
+
+
+@pytest.fixture
+def discarded() -> list[StagedBucket]:
+    return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def machine(clock: Clock, discarded: list[StagedBucket]) -> UpdateMachine:
+    return UpdateMachine(EXPECTED, clock, 60, discarded.extend)
+
+
+def test_a_whole_update_serves_the_next_version(machine: UpdateMachine, discarded: list[StagedBucket]) -> None:
+    token = machine.take_lease("trainer", 10)
+    machine.begin(token, 1)
+    parts = [bucket(0, "a"), bucket(1, "b")]
+    for part in parts:
+        machine.add_bucket(token, 1, part)
+    total = content_hash(part.digest for part in parts)
+    assert machine.start_loading(token, 1, 2, total) == parts
+    assert machine.version == 0
+    with pytest.raises(HTTPError, match="being loaded right now"):
+        machine.abort(token, 1)
+    machine.loaded()
+    assert (machine.version, machine.pending_version, discarded) == (1, None, parts)
+    assert machine.already_committed(token, 1, total)
+    assert not machine.already_committed(token, 1, "0" * 32)
+    with pytest.raises(HTTPError, match="not after the served version 1"):
+        machine.begin(token, 1)
+
+
+def test_a_failed_load_is_broken_until_one_succeeds(machine: UpdateMachine) -> None:
+    token = machine.take_lease("trainer", 10)
+    whole = bucket(0, "a", "b")
+    for succeeds in (False, True):
+        machine.begin(token, 1)
+        machine.add_bucket(token, 1, whole)
+        machine.start_loading(token, 1, 1, content_hash([whole.digest]))
+        if succeeds:
+            machine.loaded()
+            assert machine.broken is None and machine.version == 1
+        else:
+            machine.failed("out of memory")
+            assert "out of memory" in (machine.broken or "") and machine.version == 0
+
+
+def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
+    machine: UpdateMachine, clock: Clock, discarded: list[StagedBucket]
+) -> None:
+    first = machine.take_lease("first", 10)
+    machine.begin(first, 1)
+    machine.add_bucket(first, 1, bucket(0, "a"))
+    with pytest.raises(HTTPError, match=r"first writes this server.s weights \(its lease has 10 s left\)"):
+        machine.take_lease("second", 10)
+    assert machine.take_lease("first", 10, first) == first and machine.staged == 1
+    clock.now = 9
+    machine.check_bucket_welcome(first, 1, 1)  # being heard of renews it
+    clock.now = 18
+    assert machine.expire() is None
+    clock.now = 20
+    second = machine.take_lease("second", 10)
+    assert machine.pending_version is None and len(discarded) == 1
+    with pytest.raises(HTTPError, match="second holds it"):
+        machine.begin(first, 1)
+    machine.begin(second, 1)
+
+
+def test_an_update_that_stands_still_is_given_up_before_its_long_lease(machine: UpdateMachine, clock: Clock) -> None:
+    token = machine.take_lease("trainer", 1000)
+    machine.begin(token, 1)
+    clock.now = 50
+    machine.add_bucket(token, 1, bucket(0, "a"))
+    clock.now = 100
+    assert machine.expire() is None
+    clock.now = 110
+    assert machine.expire() == "trainer left the update to version 1 for 60 s"
+    with pytest.raises(HTTPError, match="no update is open"):
+        machine.add_bucket(token, 1, bucket(1, "b"))
+    machine.begin(token, 1)
+
+
+def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, clock: Clock) -> None:
+    token = machine.take_lease("trainer", 10)
+    machine.begin(token, 1)
+    whole = bucket(0, "a", "b")
+    machine.add_bucket(token, 1, whole)
+    machine.start_loading(token, 1, 1, content_hash([whole.digest]))
+    clock.now = 100
+    assert machine.expire() is None
+    with pytest.raises(HTTPError):
+        machine.take_lease("another", 10)
+    machine.loaded()
+    assert machine.version == 1 and machine.owner == "trainer"
+
+
+def test_repeated_and_misplaced_buckets(machine: UpdateMachine, discarded: list[StagedBucket]) -> None:
+    token = machine.take_lease("trainer", 10)
+    machine.begin(token, 3)
+    machine.add_bucket(token, 3, bucket(0, "a"))
+    machine.add_bucket(token, 3, bucket(0, "a"))
+    assert machine.staged == 1 and len(discarded) == 1
+    for refused, sentence in [
+        (bucket(0, "b"), "came twice with different bytes"),
+        (bucket(2, "b"), "out of order, the next one is 1"),
+        (bucket(1, "a"), "a was sent twice"),
+    ]:
+        with pytest.raises(HTTPError, match=sentence):
+            machine.add_bucket(token, 3, refused)
+    with pytest.raises(HTTPError, match="version 3 is being updated, not 2"):
+        machine.add_bucket(token, 2, bucket(1, "b"))
+    with pytest.raises(HTTPError, match="1 of 2 weights were not sent: b"):
+        machine.start_loading(token, 3, 1, content_hash([bucket(0, "a").digest]))
+    assert machine.pending_version is None
+
+
+Steps = st.lists(
+    st.sampled_from(["lease", "steal", "begin", "a", "b", "commit", "load", "fail", "abort", "wait", "release"]),
+    max_size=40,
+)
+
+
+@given(Steps)
+def test_no_order_of_calls_serves_a_mixture(steps: list[str]) -> None:
+    """Whatever is called: a version is served only after all weights were loaded, and versions only rise."""
+    clock = Clock()
+    machine = UpdateMachine(EXPECTED, clock, 5, lambda _buckets: None)
+    token: str | None = None
+    loading, sent = False, []
+    for step in steps:
+        before = machine.version
+        try:
+            if step == "lease":
+                token = machine.take_lease("me", 10, "0" * 32)
+            elif step == "steal":
+                machine.take_lease("thief", 10)
+            elif step == "begin":
+                machine.begin(token, machine.version + 1)
+                sent = []
+            elif step in ("a", "b"):
+                machine.add_bucket(token, machine.version + 1, bucket(len(sent), step))
+                sent.append(bucket(len(sent), step))
+            elif step == "commit":
+                parts = machine.start_loading(
+                    token, machine.version + 1, len(sent), content_hash(part.digest for part in sent)
+                )
+                loading = True
+                assert {name for part in parts for name in part.tensors} == set(EXPECTED)
+            elif step in ("load", "fail") and loading:
+                loading = False
+                machine.loaded() if step == "load" else machine.failed("broken")
+                assert machine.version == before + (step == "load")
+                continue
+            elif step == "abort":
+                machine.abort(token, machine.pending_version or 1)
+            elif step == "wait":
+                clock.now += 11
+                machine.expire()
+            elif step == "release":
+                machine.release(token)
+        except HTTPError as refused:
+            assert refused.status in (409, 422)
+        assert machine.version == before
+        assert loading == (machine.pending_version is not None and loading)
+
+
+def safetensors(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "no whole safetensors file"),
+        (b"\xff" * 64, "no whole safetensors file"),
+        (struct.pack("<Q", 3) + b"{{{", "no whole safetensors file: .*invalid JSON"),
+        (safetensors([], b""), "invalid JSON"),
+        (safetensors({}, b""), "holds no tensor"),
+        (safetensors({"a": {"dtype": "F32"}}, b""), "missing field"),
+        (safetensors({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)), "dtype I64"),
+        (safetensors({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)), "invalid shape"),
+        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)), "invalid offset"),
+        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "not fully covered"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sentence: str) -> None:
+    path = tmp_path / "bucket"
+    path.write_bytes(body)
+    with pytest.raises(HTTPError, match=sentence):
+        read_header(path)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_header_reader(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-bytes"
+    path.write_bytes(body)
+    with pytest.raises(HTTPError):
+        read_header(path)
+
+
+def test_buckets_hold_every_weight_once_and_keep_their_values(tmp_path: Path) -> None:
+    weights = {f"w{i}": torch.randn(10, i + 1).to(torch.bfloat16) for i in range(9)}
+    buckets = list(in_buckets(weights.items(), max_bytes=260))
+    assert [name for one in buckets for name, _ in one] == list(weights)
+    assert len(buckets) > 2
+    assert all(len(one) == 1 or sum(t.nbytes for _, t in one) <= 260 for one in buckets)
+    path = tmp_path / "bucket"
+    path.write_bytes(to_bytes([("t", weights["w3"].t())]))
+    assert read_header(path) == {"t": TensorEntry("BF16", (4, 10))}
+
+
+def test_staging_streams_hashes_and_limits() -> None:
+    staging = Staging(max_bytes=2000)
+    body = to_bytes([("a", torch.ones(100))])
+
+    async def chunks(whole: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(whole), 7):
+            yield whole[start : start + 7]
+
+    def write(whole: bytes, digest: str | None) -> StagedBucket:
+        return asyncio.run(staging.write(0, chunks(whole), digest))
+
+    try:
+        staged = write(body, bucket_digest(body))
+        assert staged.path.read_bytes() == body and staged.digest == bucket_digest(body)
+        with pytest.raises(HTTPError, match="their hash differs"):
+            write(body[:-1] + b"x", bucket_digest(body))
+        with pytest.raises(HTTPError, match="larger than the whole model"):
+            write(bytes(3000), None)
+        assert list(staging.folder.iterdir()) == [staged.path]
+    finally:
+        staging.close()
+    assert not staging.folder.exists()
+
+
+@pytest.fixture
+def folders(tiny_model: Path, tiny_model_untied: Path) -> Iterator[tuple[Path, Path]]:
+    yield tiny_model, tiny_model_untied
+
+
+def test_expected_weights_are_the_trainers(folders: tuple[Path, Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for folder, tied in zip(folders, (True, False), strict=True):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        expected = expected_weights(str(folder))
+        assert expected == {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+        assert ("lm_head.weight" not in expected) == tied
