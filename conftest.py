@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker's mark begins with that of the process that has started it.
     os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
     config.stash[LEFT] = []
+    # Threads of tiny sums on a busy machine wait for each other twenty times longer than they compute.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell has what it starts in the background ignore Ctrl-C, and with it all that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

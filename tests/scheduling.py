@@ -15,6 +15,7 @@ GROUPS = {
         "tests/serving/test_openai.py",
         "tests/e2e/test_server.py",
         "tests/e2e/test_multi_turn.py",
+        "tests/lab/view/test_questions_of_the_page.py",
     ),
     "backends": ("tests/training/test_backends.py", "tests/training/test_families.py"),
 }
