@@ -24,7 +24,6 @@ from swift_r1.flags.adapters import AdapterArguments, adapter_flags
 from swift_r1.flags.distillation import HINT, POLICY
 from swift_r1.models.loading import load_model
 from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.models.shape import transformers_config
 from swift_r1.rollout.scoring import ScoredRound
@@ -258,7 +257,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     folder = args.teacher_adapters
     if folder is not None:
         flags = adapter_flags("--teacher_adapters", folder)
-        lora = LoraSettings.of(AdapterArguments(train_type="lora", adapters=[folder], **flags))
+        lora = AdapterArguments(train_type="lora", adapters=[folder], **flags)
 
     def load() -> PreTrainedModel:
         return load_model(path, args.torch_dtype, False, lora, attention=args.attn_impl, flag="--teacher_model")
