@@ -26,7 +26,7 @@ REQUIRED = os.environ.get("SWIFT_R1_REQUIRE_DATA") == "1"
 MARK = "SWIFT_R1_TESTS"  # in the environment of all that tests start
 LEFT = pytest.StashKey[list[str]]()
 GRACE_S = 15.0  # for what has been killed to be gone
-WORKER_BYTES = 8 << 30  # pytest, a vLLM server, two ranks
+WORKER_BYTES = 7 << 30  # pytest, a fork server, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
 
 
@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker's mark begins with that of the process that has started it.
     os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
     config.stash[LEFT] = []
+    # Threads of tiny sums on a busy machine wait for each other twenty times longer than they compute.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell has what it starts in the background ignore Ctrl-C, and with it all that tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,9 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: two where the machine has the processors and the memory for them, else none beside this process."""
-    enough = len(os.sched_getaffinity(0)) >= 2 and psutil.virtual_memory().total >= 2 * WORKER_BYTES
-    return 2 if enough else 0
+    """Of `-n auto`: three where the machine has two processors, since tests wait too, and the memory for them; two with
+    less memory; else none beside this process."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return 0
+    most = psutil.virtual_memory().total // WORKER_BYTES
+    return min(3, most) if most >= 2 else 0
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -32,10 +32,10 @@ import torch
 from growth_plot import growth
 from growth_tools import MB, SIZES, config_of, free_port, measured, run_ranks, write_model
 
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Policy
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
@@ -95,7 +95,11 @@ def serve(size: str, folder: Path, port: int) -> int:
 
 def open_backend(name: str, folder: Path, train: str, ranks: Ranks) -> Backend:
     optimizer = OptimizerConfig(1e-6, 0.0, 0.9, 0.95, 1e-8, 1.0)
-    lora = LoraSettings(8, 16, ("all-linear",)) if train == "lora" else None
+    lora = (
+        AdapterArguments(train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"])
+        if train == "lora"
+        else None
+    )
 
     def load() -> Any:
         return load_model(folder, "bfloat16", False, lora)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tests.scheduling import SECONDS, SHORT_S  # noqa: E402
 
 BIN = ROOT / ".venv" / "bin"
-BUDGET_S = 120.0  # of tests; two processes run them
+BUDGET_S = 120.0  # of tests; two or three processes run them
 WHOLE_RUNS = "tests/e2e/test_embedded.py"
 BESIDE_CODE = {  # what is no module, and the tests that read it
     "docs": "tests/packaging tests/docs",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -103,6 +105,62 @@ def registries() -> Iterator[None]:
     for one, content in zip(everything, before, strict=True):
         one.clear()
         one.update(content)
+
+
+class ProcessState:
+    """What a test must leave as it was, since the tests after it would see it: levels of our loggers,
+    `logging.disable`, the current folder, handlers of signals, and whether setuptools has its own distutils."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGPIPE)
+
+    def __init__(self) -> None:
+        self._known = -1
+        self._loggers: dict[str, logging.Logger] = {}
+
+    def look(self) -> dict[str, Any]:
+        """Takes some 20 microseconds: all loggers are searched only where there are new ones."""
+        loggers = logging.root.manager.loggerDict
+        if len(loggers) != self._known:
+            self._known = len(loggers)
+            ours = {name: one for name, one in list(loggers.items()) if name.startswith("swift_r1")}
+            self._loggers = {name: one for name, one in ours.items() if isinstance(one, logging.Logger)}
+        levels = {f"level of {name}": one.level for name, one in self._loggers.items() if one.level}
+        handlers = {f"handler of {number.name}": signal.getsignal(number) for number in self.SIGNALS}
+        # A search for the module `pip` takes it away for ever; then nothing can import setuptools.
+        hack = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
+        others = {
+            "logging.disable": logging.root.manager.disable,
+            "current folder": os.getcwd(),
+            "distutils of setuptools": hack is None or "spec_for_distutils" not in vars(hack),
+        }
+        return levels | handlers | others
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        for name, one in self._loggers.items():
+            one.setLevel(before.get(f"level of {name}", logging.NOTSET))
+        for number in self.SIGNALS:
+            signal.signal(number, before[f"handler of {number.name}"])
+        logging.disable(before["logging.disable"])
+        os.chdir(before["current folder"])
+        hack = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
+        if before["distutils of setuptools"] and hack is not None:
+            vars(hack).pop("spec_for_distutils", None)
+
+
+_state = ProcessState()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_changed() -> Iterator[None]:
+    """Fails a test that leaves the process otherwise than it was (`ProcessState`)."""
+    before = _state.look()
+    yield
+    after = _state.look()
+    if after != before:
+        _state.put_back(before)
+        names = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+        changes = [f"{name}, {before.get(name)}, became {after.get(name)}" for name in names]
+        pytest.fail(f"the test left changed: {'; '.join(changes)}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swift_r1.cli.json_file import json_file, write_json
+from swift_r1.cli.files import json_file, write_json
 from swift_r1.cli.rlhf import prepared, room
 from swift_r1.errors import EXIT_OK
 from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of

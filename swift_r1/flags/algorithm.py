@@ -116,7 +116,7 @@ class AlgorithmArguments:
         "reinforce_plus_plus_baseline (or ..._group) the group's",
         _not_ppo("advantages come from the critic"),
         choices=tuple(ESTIMATORS),
-        synonyms={one.synonym: name for name, one in ESTIMATORS.items() if one.synonym is not None},
+        synonyms={estimator.synonym: name for name, estimator in ESTIMATORS.items() if estimator.synonym is not None},
         ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
     )
     importance_sampling_level: str = flag(

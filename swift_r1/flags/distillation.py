@@ -21,33 +21,35 @@ MOST_FROM_SERVER = 20  # likeliest tokens in an answer of a server
 
 
 def read_teachers(words: list[str]) -> dict[str, str]:
-    """The address of each tag, `""` for one that teaches everything. Raises ValueError: they are no such words."""
-    found: dict[str, str] = {}
-    entries = [one for word in words for one in _entries(word)]
+    """Returns the address of each tag, `""` for one that teaches everything. Raises ValueError: they are no such
+    words."""
+    url_of: dict[str, str] = {}
+    entries = [entry for word in words for entry in _entries(word)]
     for url, tags in entries:
         check_url(url)
         if not tags and len(entries) > 1:
             raise ValueError(f"several teachers need tags, as in {_EXAMPLE}: {url} has none")
         for tag in tags or [""]:
-            if tag in found:
+            if tag in url_of:
                 raise ValueError(f"the tag {tag!r} has two teachers")
-            found[tag] = url
-    return found
+            url_of[tag] = url
+    return url_of
 
 
 _EXAMPLE = '\'{"url": "http://127.0.0.1:8001", "tags": ["math"]}\''
 
 
 def _entries(word: str) -> list[tuple[str, list[str]]]:
+    """Returns the addresses in a word, each with its tags."""
     if word[:1] not in ("{", "["):
         return [(word, [])]
     try:
         content = json.loads(word)
-        found = []
-        for one in content if isinstance(content, list) else [content]:
-            tags = one.get("tags", [])
-            found.append((str(one["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
-        return found
+        entries = []
+        for teacher in content if isinstance(content, list) else [content]:
+            tags = teacher.get("tags", [])
+            entries.append((str(teacher["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
+        return entries
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
@@ -114,7 +116,7 @@ class DistillationArguments(AlgorithmArguments):
         None,
         "rlsd: the reward says in which direction, and the teacher (by default the policy itself, which reads the "
         f"column {HINT}) which tokens of a completion count more",
-        choices=tuple(one.value for one in DISTILLATIONS.values() if one.flag == "advantage_reweight"),
+        choices=tuple(method.value for method in DISTILLATIONS.values() if method.flag == "advantage_reweight"),
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef"),
     )
     offload_teacher_model: bool = flag(
@@ -126,11 +128,11 @@ class DistillationArguments(AlgorithmArguments):
         """How the policy learns from the teacher; None without one."""
         if self.teacher_or_policy is None and not (self.teacher_adapters or self.teacher_model_server):
             return None
-        return self._asked_for or next(one for one in DISTILLATIONS.values() if one.flag is None)
+        return self._asked_for or next(method for method in DISTILLATIONS.values() if method.flag is None)
 
     @property
     def _asked_for(self) -> Distillation | None:
-        return next((one for one in DISTILLATIONS.values() if one.chosen(self)), None)
+        return next((method for method in DISTILLATIONS.values() if method.chosen(self)), None)
 
     @property
     def teaches_tokens(self) -> bool:

@@ -28,6 +28,9 @@ BENCHMARKS: Mapping[str, str] = {
 }
 """The benchmarks by the name of their data set, and the reward function that says 1 for a right answer."""
 
+PROMPT_FLAGS = ("system", "prompt_template", "response_prefix", "enable_thinking", "chat_template_kwargs")
+"""The fields of `EvalTask` that are flags of its command too: what a question is written in."""
+
 # A template that asks for an answer in tags is answered in tags.
 _IN_TAGS = {"r1": {"math": "math_tag"}}
 

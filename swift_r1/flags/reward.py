@@ -152,7 +152,7 @@ class RewardArguments(PluginArguments):
             while name in (model.name for model in models):
                 name = f"{end}_{next(times)}"
             plugin, adapters, template = (
-                values[place] if place < len(values) else None
+                next(iter(values[place:]), None)
                 for values in (self.reward_model_plugin, self.reward_adapters, self.reward_template)
             )
             models.append(RewardModel(name, path, plugin or "default", adapters, template))
@@ -161,7 +161,7 @@ class RewardArguments(PluginArguments):
     @property
     def called_rewards(self) -> list[str]:
         """`--reward_funcs` without the models, which may be among them."""
-        models = {one.name for one in self.reward_models}
+        models = {model.name for model in self.reward_models}
         return [name for name in self.reward_funcs if name not in models]
 
 

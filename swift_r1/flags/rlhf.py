@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.data.sources import DataFlags
 from swift_r1.flags.adapters import AdapterArguments
@@ -17,7 +18,7 @@ from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOA
 from swift_r1.flags.batch import BATCH, began_with, round_faults
 from swift_r1.flags.data import DataArguments, data_faults
 from swift_r1.flags.distillation import POLICY, DistillationArguments
-from swift_r1.flags.eval_tasks import EvalTask, limited, read_tasks
+from swift_r1.flags.eval_tasks import PROMPT_FLAGS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
 from swift_r1.flags.output import OutputArguments, evaluation_faults
 from swift_r1.flags.parser import Command
@@ -106,9 +107,9 @@ class RlhfArguments(
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, the models of `--reward_model`, and the reward of the environment or the agent, as
         ms-swift has the former."""
-        own = ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
-        more = [*(one.name for one in self.reward_models), *own]
-        return [*self.reward_funcs, *(name for name in more if name not in self.reward_funcs)]
+        more = [model.name for model in self.reward_models]
+        more += ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
+        return self.reward_funcs + [name for name in more if name not in self.reward_funcs]
 
     @property
     def judge_content(self) -> str | None:
@@ -197,29 +198,24 @@ class RlhfArguments(
 
     @property
     def data_flags(self) -> DataFlags:
-        own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
-        return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+        return replace(from_flags(DataFlags, self), seed=self.seed if self.data_seed is None else self.data_seed)
 
     @property
     def tracker_flags(self) -> TrackerFlags:
-        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
+        return from_flags(TrackerFlags, self)
 
     def eval_tasks(self) -> list[EvalTask]:
         """Returns what `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as
         `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
-        defaults = {
+        defaults: dict[str, Any] = {
             "num_generations": self.num_generations_eval or self.num_generations,
             "temperature": float(temperature),
             "top_p": float(self.eval_top_p),
             "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
-            "system": self.system,
-            "prompt_template": self.prompt_template,
-            "response_prefix": self.response_prefix,
-            "enable_thinking": self.enable_thinking,
-            "chat_template_kwargs": self.chat_template_kwargs,
             "instruction": None,
         }
+        defaults |= {name: getattr(self, name) for name in PROMPT_FLAGS}
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:

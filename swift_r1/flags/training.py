@@ -62,11 +62,7 @@ _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
     "with --lr_scheduler_type constant: use constant_with_warmup",
 )
-_FROZEN = Scope(
-    lambda args: args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio,
-    "where nothing is frozen",
-    allow_default=True,
-)
+_FROZEN = Scope(lambda args: args.freezes, "where nothing is frozen", allow_default=True)
 _EVALUATED = replace(EVALUATED, warn_only=True)
 _BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", warn_only=True)
 
@@ -124,6 +120,11 @@ class ModelArguments:
         """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
         named = {"bfloat16": self.bf16, "float16": self.fp16}
         return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether full training leaves some weights as they are."""
+        return bool(self.freeze_parameters or self.freeze_parameters_regex or self.freeze_parameters_ratio)
 
     def dtype_faults(self) -> Iterator[str]:
         """Yields what `--bf16` and `--fp16` say against each other and `--torch_dtype`."""

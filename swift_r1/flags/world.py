@@ -75,6 +75,11 @@ class ProcessArguments:
     @property
     def process_variables(self) -> dict[str, str]:
         """The variables that the flags stand for, for all processes of the run."""
-        values = {one.name: getattr(self, one.name) for one in fields(ProcessArguments) if one.name != "use_cpu"}
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if self.use_cpu else {}
-        return {name.upper(): str(value) for name, value in values.items() if value is not None} | hidden
+        variables = {}
+        for item in fields(ProcessArguments):
+            value = getattr(self, item.name)
+            if value is not None and item.name != "use_cpu":
+                variables[item.name.upper()] = str(value)
+        if self.use_cpu:
+            variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        return variables

@@ -1,8 +1,8 @@
 """Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow.
 
 They do not stand on `accelerate.tracking`, whose trackers raise RuntimeError in a process without accelerate's
-`PartialState`, have tables for wandb alone, and of MLflow refuse names such as `avg@4` and raise where its server
-fails, which would end the run.
+`PartialState`. Of these five it has a table for wandb alone, and its MLflow passes on names such as `avg@4`, which
+MLflow refuses, and every failure of the server, which would end the run.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(N, dtype=np.uint64)  # odd,
 
 @dataclass(frozen=True, slots=True)
 class ScoredRound:
-    """All completions that were generated for a round; `calls` are what the reward functions were given and answered,
-    for each time that prompts were sampled."""
+    """Holds all completions that were generated for a round; `calls` are what the reward functions were given and
+    answered, for each time that prompts were sampled."""
 
     trained: Sequence[Trajectory]  # whole groups, one after another
     calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
@@ -43,7 +43,7 @@ class ScoredRound:
 
     @property
     def no_reward(self) -> str | None:
-        """Why no completion has a reward; None where one has."""
+        """Says why no completion has a reward; None where one has."""
         if not all(math.isnan(item.reward) for item in self.generated):
             return None
         failures = [trajectory.failure for trajectory in self.generated if trajectory.failure is not None]
@@ -51,7 +51,7 @@ class ScoredRound:
         return next(chain(failures, invalid), "each reward function returned None for all of them")
 
     def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
-        """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
+        """Returns the round with groups of `fresh` (of `size` completions each) in the place of those at `places`."""
         trained = list(self.trained)
         dropped = list(self.dropped)
         for number, place in enumerate(places):
@@ -70,7 +70,7 @@ class ScoredRound:
         return replace(self, trained=trained)
 
     def columns(self) -> list[RewardColumn]:
-        """Each function's answers to several calls as if they had been one."""
+        """Returns each function's answers to several calls as if they had been one."""
         return [
             column_of(answers[0].name, answers, sum(column.seconds for column in answers))
             for answers in zip(*(columns for _, columns in self.calls), strict=True)
@@ -165,7 +165,7 @@ def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
 
 
 def _without_turns(column: RewardColumn) -> list[float | None]:
-    """The values of a function, 0 for those that are sums of their turns' rewards."""
+    """Returns the values of a function, 0 for those that are sums of their turns' rewards."""
     factor = 0.0 if column.name == "agent_reward" else 1.0
     return [None if value is None else factor * value for value in column.values]
 
@@ -194,14 +194,14 @@ def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
 
 
 def reward_metrics(scored: Sequence[Trajectory], columns: Sequence[RewardColumn]) -> dict[str, float]:
-    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
+    """Returns `reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
     `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
     (in all and by kind) and seconds."""
     groups: dict[int, list[float]] = {}
-    for item in scored:
-        groups.setdefault(item.group, [])
-        if not math.isnan(item.reward):
-            groups[item.group].append(item.reward)
+    for trajectory in scored:
+        of_group = groups.setdefault(trajectory.group, [])
+        if not math.isnan(trajectory.reward):
+            of_group.append(trajectory.reward)
     metrics = group_statistics(list(groups.values()))
     for column in columns:
         known = [value for value in column.values if value is not None and not math.isnan(value)]
@@ -215,28 +215,22 @@ def reward_metrics(scored: Sequence[Trajectory], columns: Sequence[RewardColumn]
 
 
 def completion_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
+    """Returns lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
     tokens."""
+    metrics: dict[str, float] = {}
     lengths = [trajectory.length for trajectory in scored]
-    several = {}
     if scored[0].infos is not None:
         turns = [len(trajectory.turns) for trajectory in scored]
-        several = {
-            "multi_turn/mean_turns": mean(turns),
-            "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(own.loss_mask) for one in scored for own in one.sequences)
-            / max(1, sum(lengths)),
-        }
-    return (
-        several
-        | tool_metrics(scored)
-        | agent_metrics(scored)
-        | {
-            "completions/mean_length": mean(lengths),
-            "completions/max_length": float(max(lengths)),
-            "completions/clipped_ratio": mean([float(one.finish_reason == "length") for one in scored]),
-        }
-    )
+        masks = [sequence.loss_mask for trajectory in scored for sequence in trajectory.sequences]
+        metrics["multi_turn/mean_turns"] = mean(turns)
+        metrics["multi_turn/max_turns"] = float(max(turns))
+        metrics["multi_turn/trained_tokens"] = sum(map(sum, masks)) / max(1, sum(lengths))
+    metrics |= tool_metrics(scored)
+    metrics |= agent_metrics(scored)
+    metrics["completions/mean_length"] = mean(lengths)
+    metrics["completions/max_length"] = float(max(lengths))
+    metrics["completions/clipped_ratio"] = mean([float(trajectory.finish_reason == "length") for trajectory in scored])
+    return metrics
 
 
 def made_calls(trajectory: Trajectory) -> list[dict[str, Any]] | None:
@@ -250,15 +244,15 @@ def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns metrics of the model's calls: under `tools/<name>/` calls, and those that gave an error, ran out of time
     or were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls`
     turns with a call that could not be read."""
-    found = [calls for one in trajectories if (calls := made_calls(one)) is not None]
-    if not found:
+    of_each = [made_calls(trajectory) for trajectory in trajectories]
+    if all(calls is None for calls in of_each):
         return {}
-    made = [call for calls in found for call in calls]
-    metrics = {
-        f"tools/{kind}_calls": float(sum(call["outcome"] == kind for call in made)) for kind in ("unknown", "unread")
-    }
-    made = [call for call in made if call["outcome"] not in ("unknown", "unread")]
-    described = {tool["function"]["name"] for one in trajectories for tool in one.prompt.tools}
+    every = [call for calls in of_each for call in calls or ()]
+    metrics = {}
+    for kind in ("unknown", "unread"):
+        metrics[f"tools/{kind}_calls"] = float(sum(call["outcome"] == kind for call in every))
+    made = [call for call in every if call["outcome"] not in ("unknown", "unread")]
+    described = {tool["function"]["name"] for trajectory in trajectories for tool in trajectory.prompt.tools}
     for name in sorted(described | {call["name"] for call in made}):
         own = [call for call in made if call["name"] == name]
         outcomes = Counter(call["outcome"] for call in own)
@@ -273,30 +267,37 @@ def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
-    (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
-    extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
-    about = [one.infos["agent"] for one in trajectories if one.infos is not None and "agent" in one.infos]
-    if not about:
+    """Returns, under `agent/`, failed episodes by kind, those that ran into a limit, and means of their sequences and
+    seconds (without those of the model); calls that asked for other sampling, those that were forced, and by kind those
+    that extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
+    noted = [trajectory.infos or {} for trajectory in trajectories]
+    episodes = [infos["agent"] for infos in noted if "agent" in infos]
+    if not episodes:
         return {}
     returned: dict[str, list[float]] = defaultdict(list)
-    for one in trajectories:
-        for name, value in (one.infos or {}).items():
+    for infos in noted:
+        for name, value in infos.items():
             if isinstance(value, int | float) and name not in ("reward", "num_turns"):
                 returned[name].append(value)
-    failed = Counter(one.failure.partition(":")[0] for one in trajectories if one.failure is not None)
-    kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
-    return {
-        "agent/failed": float(failed.total()),
-        **{f"agent/{kind}": float(failed[kind]) for kind in FAILURES},
-        "agent/limited": float(sum(one["limited"] for one in about)),
-        "agent/sequences": sum(len(one.sequences) for one in trajectories) / len(about),
-        "agent/seconds": sum(one["seconds"] for one in about) / len(about),
-        "agent/overruled": float(sum(one["overruled"] for one in about)),
-        "agent/constrained": float(sum(one["constrained"] for one in about)),
-        **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
-        **{f"agent/returned/{name}": sum(values) / len(values) for name, values in sorted(returned.items())},
-    }
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    failed = Counter(failure.partition(":")[0] for failure in failures)
+    metrics = {"agent/failed": float(len(failures))}
+    for kind in FAILURES:
+        metrics[f"agent/{kind}"] = float(failed[kind])
+    metrics["agent/limited"] = float(sum(episode["limited"] for episode in episodes))
+    metrics["agent/sequences"] = sum(len(trajectory.sequences) for trajectory in trajectories) / len(episodes)
+    metrics["agent/seconds"] = sum(episode["seconds"] for episode in episodes) / len(episodes)
+    for name in ("overruled", "constrained"):
+        metrics[f"agent/{name}"] = float(sum(episode[name] for episode in episodes))
+    calls: Counter[str] = Counter()
+    for episode in episodes:
+        calls += Counter(episode["kinds"])
+    for kind, count in sorted(calls.items()):
+        if kind != "extends":
+            metrics[f"agent/calls/{kind}"] = float(count)
+    for name, values in sorted(returned.items()):
+        metrics[f"agent/returned/{name}"] = sum(values) / len(values)
+    return metrics
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
@@ -310,8 +311,8 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
 
 
 def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> dict[str, Any]:
-    """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
-    which is the end of `prompt` too."""
+    """Returns the line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix
+    included, which is the end of `prompt` too."""
     sequences = trajectory.sequences
     oldest = min((sequence.oldest_version for sequence in sequences), default=None)
     newest = max((sequence.newest_version for sequence in sequences), default=None)
@@ -356,28 +357,34 @@ def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> 
 
 
 def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all of them
-    together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of scripts
-    that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
-    ngrams = repeats = letters = foreign = 0
+    """Returns `completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all
+    of them together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of
+    scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
+    ngrams = 0
+    repeats = 0
+    letters = 0
+    foreign = 0
     prompts = {trajectory.request_id: trajectory.prompt for trajectory in trajectories}
     scripts = {request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()}
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
             found, again = repeated_ngrams(sequence.token_ids)
-            ngrams = ngrams + found
-            repeats = repeats + again
+            ngrams += found
+            repeats += again
         for script, count in letter_counts(trajectory.text).items():
             letters += count
             foreign += count * (script not in scripts[trajectory.request_id])
     different = len({prompt.token_ids for prompt in prompts.values()})
     metrics = {"prompts/repeated": 1 - different / len(prompts)}
-    metrics |= {"completions/repetition": repeats / ngrams} if ngrams else {}
-    return metrics | ({"completions/foreign_letters": foreign / letters} if letters else {})
+    if ngrams:
+        metrics["completions/repetition"] = repeats / ngrams
+    if letters:
+        metrics["completions/foreign_letters"] = foreign / letters
+    return metrics
 
 
 def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
-    """How many n-grams a completion has, and how many of them came before in it; told apart by a 64-bit hash."""
+    """Returns how many n-grams a completion has, and how many of them came before in it, by a 64-bit hash."""
     count = len(token_ids) - N + 1
     if count < 2:
         return max(count, 0), 0
@@ -387,7 +394,7 @@ def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
 
 
 def letter_counts(text: str) -> Counter[str]:
-    """Letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
+    """Counts letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
     counts: Counter[str] = Counter()
     for letter, count in Counter(text).items():
         if letter.isalpha():

@@ -23,8 +23,9 @@ from swift_r1.rollout.scoring import ScoredRound, completion_row, outcomes_of, r
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
-from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
+from swift_r1.training.checkpoint.resume import RunProgress
 from swift_r1.training.memory import GIB, peak_bytes
+from swift_r1.training.open_round import OpenRound
 
 logger = logging.getLogger("swift_r1.training")
 

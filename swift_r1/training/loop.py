@@ -57,9 +57,10 @@ from swift_r1.training import grpo, ppo, token_values
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
-from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
+from swift_r1.training.checkpoint.resume import Checkpoints, RunProgress, RunSummary
 from swift_r1.training.chord import Experts
 from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
+from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice

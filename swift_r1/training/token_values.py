@@ -37,11 +37,12 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     trained = () if scored is None else scored.trained
     row = 0
     for first in range(0, len(trained), size):
-        places = [_place(item.prompt.prompt_id) for item in trained[first : first + size]]
-        for item, place in zip(trained[first : first + size], places, strict=True):
-            if place <= max(share, min(places)):
-                found |= {row + number: own for number, own in enumerate(_who(item, step))}
-            row += len(item.rows)
+        places = [_place(trajectory.prompt.prompt_id) for trajectory in trained[first : first + size]]
+        most = max(share, min(places))
+        for trajectory, place in zip(trained[first : first + size], places, strict=True):
+            if place <= most:
+                found |= enumerate(_who(trajectory, step), start=row)
+            row += len(trajectory.rows)
     samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
     return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 

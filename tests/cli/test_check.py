@@ -143,7 +143,8 @@ def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def check(cwd: Path, *words: str, code: int, plugins: Sequence[str] = ("plugin.py",)) -> dict[str, Any]:
-    done = swift("check", *(["--external_plugins", *plugins] if plugins else []), "--json", *words, cwd=cwd)
+    given = ["--external_plugins", *plugins] if plugins else []
+    done = swift("check", *given, "--json", "--reward_num_workers", "1", *words, cwd=cwd)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout.count("\n") == 1
     found = json.loads(done.stdout)

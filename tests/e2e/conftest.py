@@ -39,8 +39,9 @@ class Run:
 @pytest.fixture
 def rlhf(tmp_path: Path) -> Callable[..., Run]:
     """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task, a flag that is [] is left out; what it
-    prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, and draws curves. A
-    metric that the glossary lacks, and a file that the catalogue lacks, is a failure."""
+    prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, draws curves, and has
+    reward processes; else rewards are called in the trainer, but where a test is about their processes. A metric that
+    the glossary lacks, and a file that the catalogue lacks, is a failure."""
 
     def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
         defaults = {
@@ -48,6 +49,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
             "external_plugins": PLUGIN,
             "dataset": "counting#200",
             "reward_funcs": "digits",
+            "reward_isolation": "process" if cold else "inline",
             "per_device_train_batch_size": 8,
             "num_generations": 4,
             "max_completion_length": 12,

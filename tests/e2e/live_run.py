@@ -33,13 +33,15 @@ def never(_step: int) -> None: ...
 
 
 def words_of(model: Path, folder: Path, **more: Any) -> list[str]:
-    """Flags of a run of 16 completions a step that leaves everything in `folder`; `more` are flags that differ."""
+    """Flags of a run of 16 completions a step that leaves everything in `folder`, with rewards called in the trainer;
+    `more` are flags that differ."""
     values = {
         "rlhf_type": "grpo",
         "model": model,
         "external_plugins": PLUGIN,
         "dataset": "counting#200",
         "reward_funcs": "digits",
+        "reward_isolation": "inline",
         "num_generations": GROUP,
         "per_device_train_batch_size": 16,
         "max_completion_length": 12,

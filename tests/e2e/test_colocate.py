@@ -25,6 +25,7 @@ class Run(LiveRun):
         flags = {
             "per_device_train_batch_size": 16 // processes,
             "torch_dtype": "float32",
+            "reward_isolation": "process",
             "use_vllm": "true",
             "vllm_mode": "colocate",
             "vllm_engine_kwargs": json.dumps({"kv_cache_memory_bytes": 64 << 20}),

@@ -119,7 +119,11 @@ class Soak:
         while True:
             url = {} if self.server is None else {"vllm_server_base_url": self.server.url}
             more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
-            more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
+            more |= (
+                {"learning_rate": 1e-3, "resume_from_checkpoint": "last", "reward_isolation": "process"}
+                | self.layout.flags
+                | url
+            )
             self.live = LiveRun(
                 words_of(self.model, self.folder, **more), self.layout.processes, self.temporary, cold=True
             )

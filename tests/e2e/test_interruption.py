@@ -16,6 +16,7 @@ from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     run_dir = tmp_path / "run"
     flags = {"dataset": "counting#50", "per_device_train_batch_size": 4, "max_completion_length": 8}
+    flags |= {"reward_isolation": "process" if cold else "inline"}
     run = LiveRun(words_of(tiny_model, run_dir, max_steps=100_000, dataloader_num_workers=1, **flags), cold=cold)
 
     def send(step):
@@ -48,6 +49,7 @@ def test_a_signal_before_the_first_step_ends_at_once(tiny_model, tmp_path, monke
     plugin = PLUGIN.with_name("waiting_plugin.py")
     monkeypatch.setenv("WAITING_PLUGIN", str(tmp_path / "loads"))
     flags = {"deepspeed": "zero2", "per_device_train_batch_size": 8} if processes > 1 else {}
+    flags |= {"reward_isolation": "process"}
     run = LiveRun(
         words_of(tiny_model, tmp_path / "run", external_plugins=[PLUGIN, plugin], **flags), processes, cold=True
     )

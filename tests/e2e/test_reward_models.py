@@ -22,7 +22,12 @@ def test_a_function_a_judge_and_two_models_reward_together(rlhf, start_tiny, tin
         "rubric: It counts from {start}.\n"
     )
     models = [save_scorer(tmp_path / "scorer"), save_speaker(tmp_path / "speaker", "Reward: 1")]
-    flags = {"reward_model": models, "reward_model_plugin": ["default", "genrm"], "reward_timeout": 30}
+    flags = {
+        "reward_model": models,
+        "reward_model_plugin": ["default", "genrm"],
+        "reward_timeout": 30,
+        "reward_isolation": "process",
+    }
     run = rlhf(
         tiny_model,
         max_steps=2,

@@ -94,6 +94,7 @@ def test_the_run_goes_on(rlhf, tiny_model, hostile: Path, aggregation: str) -> N
         tiny_model,
         external_plugins=plugins(hostile),
         reward_funcs=["digits", "dies_now_and_then"],
+        reward_isolation="process",
         multi_objective_aggregation=aggregation,
         max_steps=3,
         learning_rate=1e-3,
@@ -120,6 +121,7 @@ def test_rewards_are_computed_while_other_prompts_are_played(rlhf, tiny_model, t
         tiny_model,
         external_plugins=plugins(path),
         reward_funcs="leaves_a_note",
+        reward_isolation="process",
         multi_turn_scheduler="waits",
         max_turns=4,
         max_completion_length=4,
@@ -135,7 +137,6 @@ def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -
         tiny_model,
         external_plugins=plugins(hostile),
         reward_funcs=["digits", "always_nan"],
-        reward_isolation="inline",
         truncated_reward=-1,
         max_steps=30,
     )
@@ -159,6 +160,7 @@ def test_a_round_without_one_valid_reward_ends_the_run(rlhf, tiny_model, hostile
         tiny_model,
         external_plugins=plugins(hostile),
         reward_funcs=name,
+        reward_isolation="process",
         reward_timeout=0.05,
         max_steps=3,
     )

@@ -40,6 +40,7 @@ def run_until(model: Path, url: str, folder: Path, at_step: Any) -> None:
         "save_steps": 10,
         "save_total_limit": 2,
         "resume_from_checkpoint": "last",
+        "reward_isolation": "process",
     }
     train_to_the_end(words_of(model, folder, **flags), at_step, within_s=SOAK_S)
 

@@ -49,13 +49,15 @@ def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
         del sys.modules[name]
 
 
-def run(kit: dict[str, ModuleType], folder: Path, budget_s: float, **times: float) -> dict[str, Any]:
+def run(
+    kit: dict[str, ModuleType], folder: Path, budget_s: float, hangs_s: float = 5.0, **times: float
+) -> dict[str, Any]:
     """All of SCRIPTS, and a part for which a package is missing and one that needs two GPUs; seconds by name."""
     part = kit["parts"].Part
     parts = []
     for name, text in SCRIPTS.items():
         (folder / f"{name}.py").write_text(text)
-        limit = 5.0 if name == "hangs" else 60.0
+        limit = hangs_s if name == "hangs" else 60.0
         parts.append(part(name, f"it {name}", (f"{name}.py",), times.get(name, 0.1), limit, ("json",)))
     parts.insert(2, part("lacks", "", ("passes.py",), 0.1, 60, ("json", "no_such_package")))
     parts.insert(3, part("pair", "", ("passes.py",), 0.1, 60, (), 2))
@@ -99,13 +101,13 @@ def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds
     kit: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     kit["runner"].GRACE_S = 0.5
-    first = run(kit, tmp_path, 60.0, dies=1000, last=1000)
+    first = run(kit, tmp_path, 60.0, 0.2, dies=1000, last=1000)
     assert first["passes"]["state"] == "passed"
     assert first["dies"]["state"] == first["last"]["state"] == "not run"
     assert first["last"]["why"].endswith("s of the budget left, and it takes about 1000")
-    second = run(kit, tmp_path, 0.05)
+    second = run(kit, tmp_path, 0.05, 0.2)
     assert second["passes"]["figures"] == {"TFLOP/s": 788.5} and second["last"]["state"] == "not run"
-    assert run(kit, tmp_path, 60.0)["last"]["state"] == "passed"
+    assert run(kit, tmp_path, 60.0, 0.2)["last"]["state"] == "passed"
 
 
 def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, ModuleType], tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swift_r1.algorithms import LossConfig
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, parse_arguments
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import policy_weights
 from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
@@ -74,7 +74,12 @@ def qwen3():
 def with_adapters(folder):
     """Llama with adapters that are no longer the identity they start as."""
     torch.manual_seed(4)
-    model = load_model(folder, "float32", gradient_checkpointing=False, lora=LoraSettings(4, 8, ("all-linear",)))
+    model = load_model(
+        folder,
+        "float32",
+        gradient_checkpointing=False,
+        trained=AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]),
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:

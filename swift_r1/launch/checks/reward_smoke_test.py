@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from functools import partial
@@ -53,15 +53,16 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
             pool.wait_ready()
         except UsageError as error:
             return list(error.faults)
-        trial = _Trial(pool, batch, time.monotonic() + _SECONDS)
+        tried = partial(_tried, pool, batch, time.monotonic() + _SECONDS)
+        places = range(len(batch.completions))
         for name in args.called_rewards:
             if name == "judge":
                 continue
             try:
-                [outcome] = trial.outcomes(name, [range(len(batch.completions))])
+                [outcome] = tried(name, [places])
                 if outcome.kind in _ENDED:
                     break
-                cause = trial.sure_cause(name, outcome)
+                cause = _sure_cause(outcome, partial(tried, name, [[place] * 2 for place in places]))
             except TimeoutError:
                 busy = name if any(map(_computes, psutil.Process().children())) else None
                 break
@@ -78,40 +79,31 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any], gold: str | None =
     return faults
 
 
-class _Trial:
-    """Calls of rewards on picks of a batch's completions, until a deadline for all of them."""
+def _tried(
+    pool: RewardPool, batch: RewardBatch, deadline: float, name: str, groups: Sequence[Sequence[int]]
+) -> list[ItemOutcome]:
+    """Returns what a reward makes of each group of the batch's completions, given by their places. Raises TimeoutError:
+    it has not answered before the deadline, and goes on."""
+    items = []
+    for picks in groups:
+        columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
+        items.append(Item([batch.completions[index] for index in picks], columns))
+    submitted = pool.submit([RewardCall(None, name, tuple(items))], batch.trainer_state)
+    left = deadline - time.monotonic()
+    if futures.wait([one.given.future for one in submitted], max(0.0, left)).not_done:
+        raise TimeoutError
+    [answer] = pool.run([], batch.trainer_state, deadline, submitted)
+    return answer.outcomes
 
-    def __init__(self, pool: RewardPool, batch: RewardBatch, deadline: float) -> None:
-        self._pool = pool
-        self._batch = batch
-        self._deadline = deadline
 
-    def outcomes(self, name: str, groups: Sequence[Sequence[int]]) -> list[ItemOutcome]:
-        """Returns what a reward makes of each group of completions, given by their places in the batch. Raises
-        TimeoutError: it has not answered before the deadline, and goes on."""
-        batch = self._batch
-        items = []
-        for picks in groups:
-            columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
-            items.append(Item([batch.completions[index] for index in picks], columns))
-        submitted = self._pool.submit([RewardCall(None, name, tuple(items))], batch.trainer_state)
-        left = self._deadline - time.monotonic()
-        if futures.wait([one.given.future for one in submitted], max(0.0, left)).not_done:
-            raise TimeoutError
-        [answer] = self._pool.run([], batch.trainer_state, self._deadline, submitted)
-        return answer.outcomes
-
-    def sure_cause(self, name: str, outcome: ItemOutcome) -> str | None:
-        """Says why no completion gets a value from this reward, given its outcome of the batch; None where one does.
-        Raises as `outcomes`."""
-        if outcome.failure is not None and outcome.isolate:
-            # One odd completion may be to blame: a group of each one alone tells.
-            outcomes = self.outcomes(name, [[index] * 2 for index in range(len(self._batch.completions))])
-            return outcome.failure if all(one.failure is not None for one in outcomes) else None
-        if outcome.failure is not None:
-            return outcome.failure
-        all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
-        return outcome.invalid[0].cause if all_invalid else None
+def _sure_cause(outcome: ItemOutcome, of_each_alone: Callable[[], list[ItemOutcome]]) -> str | None:
+    """Says why no completion gets a value from a reward, given its outcome of the batch; None where one does. Where the
+    call failed `of_each_alone` makes the calls with one completion each: one odd one may be to blame."""
+    if outcome.failure is not None:
+        blames_one = outcome.isolate and any(alone.failure is None for alone in of_each_alone())
+        return None if blames_one else outcome.failure
+    all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
+    return outcome.invalid[0].cause if all_invalid else None
 
 
 def _load_in_silence(plugins: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import forks
 from tests.conftest import free_port
 from tests.live_servers import client, server_url
 
@@ -32,7 +33,7 @@ class Viewer:
 
     url: str
     said: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | forks.ForkedProcess
 
     def end(self, number: int = signal.SIGINT, within_s: float = 20.0) -> int:
         self.process.send_signal(number)
@@ -41,16 +42,25 @@ class Viewer:
 
 @pytest.fixture
 def viewer(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
-    """`viewer(run, ..., environ={}, key="") -> Viewer`: starts it in an empty folder, and ends it with the test."""
-    started: list[subprocess.Popen[str]] = []
+    """`viewer(run, ..., environ={}, cold=False) -> Viewer`: starts it in an empty folder, and ends it with the test;
+    `cold` pays for the imports."""
+    started: list[subprocess.Popen[str] | forks.ForkedProcess] = []
 
-    def start(*words: object, environ: dict[str, str] | None = None) -> Viewer:
+    def start(*words: object, environ: dict[str, str] | None = None, cold: bool = False) -> Viewer:
         folder = tmp_path / "where it is started"
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "swift_r1", "view", *map(str, words), "--port", str(free_port())]
-        process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | (environ or {}), stdout=subprocess.PIPE, text=True
-        )
+        command = ["-m", "swift_r1", "view", *map(str, words), "--port", str(free_port())]
+        process: subprocess.Popen[str] | forks.ForkedProcess
+        if cold:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder,
+                env=os.environ | (environ or {}),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        else:
+            process = forks.start(command, cwd=folder, environ=environ, stdout=forks.PIPE)
         started.append(process)
         line = first_line(process)
         found = re.search(r"http://\S+?(?=[; ])", line)
@@ -63,7 +73,7 @@ def viewer(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
         process.wait(20)
 
 
-def first_line(process: subprocess.Popen[str], within_s: float = _START_S) -> str:
+def first_line(process: subprocess.Popen[str] | forks.ForkedProcess, within_s: float = _START_S) -> str:
     """The first line that a process prints."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as waiting:

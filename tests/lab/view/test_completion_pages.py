@@ -225,12 +225,14 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
     shutil.copytree(run, run.parent / "old")
     shutil.rmtree(run.parent / "old" / "tokens")
     url = viewer(run.parent).url
-    for width in (400, 1280):
-        page = tab(width)
-        for path in PATHS:
-            for name in ("made", "old"):
-                page.goto(url + path.format(name))
-                page.wait_for_selector(".view-title")
+    page = tab()
+    for path in PATHS:
+        for name in ("made", "old"):
+            page.set_viewport_size({"width": 400, "height": 800})
+            page.goto(url + path.format(name))
+            page.wait_for_selector(".view-title")
+            for width in (400, 1280):
+                page.set_viewport_size({"width": width, "height": 800})
                 page.wait_for_timeout(150)
                 assert page.evaluate("document.documentElement.scrollWidth") == width, path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import psutil
 import pytest
 
 from swift_r1.cli.main import main
+from tests import forks
 from tests.conftest import free_port, living, until, wait_until_gone
 from tests.e2e.live_run import words_of
 from tests.lab.runs.made import make_run
@@ -38,7 +38,7 @@ def state(folder: Path) -> dict[str, tuple[int, int]]:
 def test_a_signal_ends_it_at_once_while_a_browser_looks(
     viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path, number: int
 ) -> None:
-    before, shown = state(made), viewer(made)
+    before, shown = state(made), viewer(made, cold=number == signal.SIGINT)
     page = tab(calm=False)  # it will complain that its server is gone
     page.goto(shown.url)
     until(lambda: series(page, "Reward"))
@@ -128,13 +128,7 @@ def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, ho
     run, port = tmp_path / "run", free_port()
     steps = 3 if how == "the end" else 1000
     words = words_of(tiny_model, run, max_steps=steps, view="true", view_port=port)
-    training = subprocess.Popen(
-        [sys.executable, "-m", "swift_r1", "rlhf", *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    training = forks.start(["-m", "swift_r1", "rlhf", *words], stdout=forks.PIPE, stderr=forks.DEVNULL)
     try:
         lines: list[str] = []
         until(lambda: lines.append(first_line(training)) or "swift view" in lines[-1], 120)
