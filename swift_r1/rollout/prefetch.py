@@ -13,7 +13,7 @@ from swift_r1.flags import RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import Generator, OnDone, OnOutput
-from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
@@ -230,16 +230,9 @@ class PrefetchRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once; raises as `answer`."""
+        """Answers every request once; raises as `answer`."""
         assert requests is not None
-        answers: dict[str, RolloutOutput] = {}
-
-        def answered(output: RolloutOutput) -> None:
-            answers[output.request_id] = output
-            on_done(len(output.completions))
-            on_output(output)
-
-        self.answer(OpenCalls(answered, requests=requests))
+        answers = answers_of(requests, self.answer, on_done, on_output)
         return [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.rollout.base import OnDone, OnOutput, TrainedPolicy, still_wanted
-from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.staleness import ServedVersions
@@ -89,48 +88,37 @@ class ServerRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, whatever happens to the servers meanwhile; those that are `unwanted` with
+        """Answers every request once, whatever happens to the servers meanwhile; those that are `unwanted` with
         nothing."""
-        answers: dict[str, RolloutOutput] = {}
-
-        def answered(output: RolloutOutput) -> None:
-            answers[output.request_id] = output
-            on_done(len(output.completions))
-            on_output(output)
-
-        def look() -> None:
-            if self.unwanted():
-                raise _Unwanted
-
-        calls = OpenCalls(answered, look, requests or ())
-
-        def ask(pool: ServerPool) -> None:
-            try:
-                pool.ask(calls, pool.served.current)
-            except _Unwanted:
-                nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=pool.version)
-                for request in requests or ():
-                    if request.request_id not in answers:
-                        answered(RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n))
-
-        self.attend(ask)
-        return None if requests is None else [answers[request.request_id] for request in requests]
+        if requests is None:
+            self.answer(None)
+            return None
+        answers = answers_of(requests, self.answer, on_done, on_output)
+        nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=self.weight_version)
+        for request in requests:
+            if request.request_id not in answers:
+                output = RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n)
+                answers[request.request_id] = output
+                on_done(request.n)
+                on_output(output)
+        return [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
         """Answers every call once, as it comes, until they are closed, or completions are `unwanted`. Collective; the
         other ranks pass None."""
 
+        def look() -> None:
+            if self.unwanted():
+                raise _Unwanted
+            assert calls is not None
+            calls.look()
+
         def ask(pool: ServerPool) -> None:
             assert calls is not None
             with suppress(_Unwanted):
-                pool.ask(calls, pool.served.current, look=partial(self._look, calls))
+                pool.ask(calls, pool.served.current, look=look)
 
         self.attend(ask)
-
-    def _look(self, calls: OpenCalls) -> None:
-        if self.unwanted():
-            raise _Unwanted
-        calls.look()
 
     def attend(self, work: Callable[[ServerPool], None]) -> None:
         """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`

@@ -211,7 +211,8 @@ class RolloutService:
         """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
         longest = self.engine.info.max_model_len - 1
         for number, sequence in enumerate(request.sequences):
-            check_tokens(name := f"sequence {number}", sequence, self.engine.info.vocab_size)
+            name = f"sequence {number}"
+            check_tokens(name, sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) <= longest:
                 raise HTTPError(422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored")
         if request.temperature != 1.0 or self.engine.scores_alone:

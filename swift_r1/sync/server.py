@@ -277,11 +277,13 @@ class Relays:
         index = 0
         try:
             with RolloutClient(request.url, self._api_key) as client:
-                while (bucket := await self._arrived(update, index)) is not None:
+                bucket = await self._arrived(update, index)
+                while bucket is not None:
                     headers, body = _body(bucket, request)
                     sent = client.called("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers, _SILENCE_S)
                     await asyncio.wrap_future(client.loop.start(sent))
                     index += 1
+                    bucket = await self._arrived(update, index)
         except httpx.InvalidURL as error:
             raise HTTPError(422, f"url: {error}") from error
         except SwiftError as error:

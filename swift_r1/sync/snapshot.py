@@ -192,7 +192,8 @@ class WeightSnapshot:
                 return found
             if not isinstance(found.data, SharedFile):
                 return SnapshotBucket([memoryview(b"".join(found.data))], found.size, found.digest)
-            if not found.data.can_be_linked and (copied := self._in_file(found.parts(), None)):
+            copied = None if found.data.can_be_linked else self._in_file(found.parts(), None)
+            if copied is not None:
                 # With the hash of what was gathered: the server checks whether these are the same bytes.
                 kept.bucket = replace(found, data=copied.bucket.data)
             kept.lent = True
@@ -232,8 +233,10 @@ class WeightSnapshot:
             np.copyto(before, new)
             at += len(new)
         bucket = SnapshotBucket.of([data.data.cast("B")])
-        if self._compare and len(change := encode_change(data, np.concatenate(places))) < bucket.size:
-            bucket = replace(bucket, base=self._hash, change=change)
+        if self._compare:
+            change = encode_change(data, np.concatenate(places))
+            if len(change) < bucket.size:
+                bucket = replace(bucket, base=self._hash, change=change)
         return _Kept(bucket, header, data)
 
 

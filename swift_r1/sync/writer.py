@@ -70,7 +70,10 @@ Bucket = Tensors | SnapshotBucket
 
 def saved_token(run_dir: Path | None) -> str | None:
     """The token of the lease that a run held when it was killed: a resumed run need not wait for its own lease."""
-    if run_dir is None or not (path := run_dir / _TOKEN_FILE).is_file():
+    if run_dir is None:
+        return None
+    path = run_dir / _TOKEN_FILE
+    if not path.is_file():
         return None
     token = path.read_text(encoding="ascii", errors="replace").strip()
     return token if re.fullmatch("[0-9a-f]{32}", token) else None
@@ -140,7 +143,8 @@ class Link:
 def joined(links: Sequence[Link], fanout: int) -> Iterator[Link]:
     """Makes a tree of them; yields them."""
     for index, link in enumerate(links):
-        if fanout and (above := parent_of(index, fanout)) is not None:
+        above = parent_of(index, fanout) if fanout else None
+        if above is not None:
             link.parent = links[above]
             links[above].children += 1
     yield from links

@@ -288,10 +288,11 @@ class RolloutClient:
                     f"the rollout server at {self.base_url} answers as none of this version does ({one_line(error)}): "
                     "is it another version of swift-r1?"
                 ) from error
+        after = response.headers.get("Retry-After", "")
         raise ServerRefused(
             response.status_code,
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
-            int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
+            int(after) if after.isdigit() else None,
         )
 
     @property

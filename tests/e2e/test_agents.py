@@ -16,7 +16,7 @@ from pyarrow.parquet import read_table
 from tests.conftest import REPO, until
 from tests.e2e.live_run import train_to_the_end, what_was_learned, words_of
 
-PLUGIN = REPO / "tests" / "agents" / "agents_plugin.py"
+PLUGIN = REPO / "tests" / "rollout" / "agents" / "agents_plugin.py"
 LOGP_NOISE = 2e-3
 
 

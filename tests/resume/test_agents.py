@@ -14,7 +14,7 @@ from tests.conftest import REPO, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-PLUGIN = REPO / "tests" / "agents" / "agents_plugin.py"
+PLUGIN = REPO / "tests" / "rollout" / "agents" / "agents_plugin.py"
 KEPT = ("step", "prompt_id", "number", "completion", "messages", "reward", "advantage", "turns", "tokens")
 
 

@@ -314,13 +314,14 @@ class ServerSession:
                 return f"no answer ({why_no_answer(error)})"
             except RunFailed as error:
                 return str(error)
-            if self._instance is None and (why := why_not_alike([*members(), (self.url, info)])) is not None:
-                raise UsageError(why)
-            why = self._why_not_this(info)
-            if why is not None:
-                if self._instance is None:
+            if self._instance is None:
+                why = why_not_alike([*members(), (self.url, info)]) or self._why_not_this(info)
+                if why is not None:
                     raise UsageError(why)
-                return why
+            else:
+                why = self._why_not_this(info)
+                if why is not None:
+                    return why
             return info if wants_push(info) or info.asleep else self.client.why_not_ready() or info
 
         info = self.client.wait(self._timeout_s, look, report)

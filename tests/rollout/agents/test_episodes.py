@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from swift_r1.errors import ServerUnreachable
+from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.scoring import tool_metrics
 from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.serving.sessions.session import SessionState
@@ -166,6 +168,24 @@ def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
         return any("run/0/0" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
     assert not alive()
+
+
+def test_episodes_end_where_nobody_answers_them_any_more(
+    stages: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the servers are lost for good, or an evaluation is broken off: both episodes wait for the model."""
+    stage = stages("counts")
+
+    def answer(calls: OpenCalls | None) -> None:
+        assert calls is not None
+        until(lambda: len(calls) == 2)
+        raise ServerUnreachable("no server is there")
+
+    monkeypatch.setattr(stage.rollouts, "answer", answer)
+    with pytest.raises(ServerUnreachable):
+        stage.play([{}], n=2)
+    until(lambda: not stage.processes._waiting and not stage.gateway.model.conversations)
+    assert len(stage.gateway.sessions.store) == 0
 
 
 def test_limits_cut_an_episode_off(stages: Callable[..., Stage]) -> None:
