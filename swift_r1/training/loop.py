@@ -2,7 +2,7 @@
 
     what happens                                what it makes           where
 
-    rounds.sample: prompts, completions,        ScoredRound             rank 0, and completions.jsonl
+    rounds.sample: prompts, completions,        Trajectory, ScoredRound rank 0, and completions.jsonl
        |           rewards
     grpo.batch_of_round                         RoundBatch              every rank, by broadcast
        |
