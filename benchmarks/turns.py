@@ -73,7 +73,8 @@ class Again(MultiTurnScheduler):
 def serve(engine: SlowEngine) -> str:
     """Returns the address of a server in a thread that ends with the process."""
     lifecycle = Lifecycle(RolloutArguments(model="none"), lambda: (engine, {}))
-    server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
+    config = uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error", timeout_keep_alive=120)
+    server = uvicorn.Server(config)
     listening = threading.Event()
 
     async def run() -> None:
