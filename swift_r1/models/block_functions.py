@@ -63,6 +63,7 @@ def use_block_functions(model: nn.Module) -> int:
         if alike[kind]:
             module.forward = MethodType(forward, module)
             changed += 1
+
     return changed
 
 
@@ -190,4 +191,5 @@ def _alike(module: nn.Module, forward: Callable[..., Any]) -> bool:
         close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
         if not close or not (own != ours).float().mean().item() < share:
             return False
+
     return True

@@ -131,6 +131,7 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> Shapes:
             shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
             shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
             adapted |= targets
+
     missing = sorted(set(config.target_modules) - adapted)
     if missing:
         raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")

@@ -80,6 +80,7 @@ class RowSpans(NamedTuple):
             own += [prompt, *lengths]
             queries += [prompt, sum(lengths), 0]
             keys += [0, prompt, sum(lengths)]
+
         shares = any(queries[1::3])
         return RowSpans(
             own=SequenceBounds.of(own, own, device),

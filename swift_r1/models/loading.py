@@ -88,6 +88,7 @@ def load_model(
         loaded: Any = kind.from_pretrained(path, dtype=_dtype(dtype), **SAFE, **more)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
+
     model: PreTrainedModel = loaded[0]
     info: dict[str, Any] = loaded[1]
     lacking = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
@@ -132,6 +133,7 @@ def load_critic(
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the critic from {path}: {one_line(error)}") from error
+
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UsageError(f"{type(model).__name__} has no linear `score`: this architecture cannot be a critic yet")
@@ -175,6 +177,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
             model = PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UsageError(f"cannot load --reward_model {path}: {one_line(error)}") from error
+
     loaded: PreTrainedModel = model.requires_grad_(False).eval()
     return loaded
 
@@ -198,6 +201,7 @@ def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
         for name in rates:
             dropout = dropout or getattr(module, name) > 0
             setattr(module, name, 0.0)
+
     for name, parameter in model.named_parameters():
         if ".indexer." in name:  # which keys are chosen has no gradient (DeepSeek-V3.2): no decay either
             parameter.requires_grad_(False)

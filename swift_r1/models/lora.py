@@ -124,6 +124,7 @@ def _modules_to_save(model: PreTrainedModel, words: Iterable[str]) -> list[str]:
         if not named:
             raise UsageError(f"--modules_to_save {word}: {type(model).__name__} has no such module")
         names |= named
+
     return sorted(names)
 
 
@@ -139,6 +140,7 @@ def take_adapter(model: PreTrainedModel, name: str, folder: str | Path, flag: st
             raise UsageError(f"{flag} {folder} does not fit --model and the flags: {weight.name} {has}")
         with torch.no_grad():
             weight.base.copy_(value)
+
     left = [name for name in saved if not (_tied(model) and name.endswith("lm_head.weight"))]
     if left:
         raise UsageError(f"{flag} {folder} does not fit --model and the flags: {left[0]} has no place there")
@@ -172,6 +174,7 @@ def _expert_modules(model: PreTrainedModel) -> set[str]:
         # Llama 4's router is a linear layer that returns two tensors.
         if isinstance(module, nn.Linear) and type(module).__module__.startswith("transformers.models."):
             parts.add(name.rpartition(".")[2])
+
     return parts
 
 

@@ -65,6 +65,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
         model.add_adapter(PeftConfig.from_pretrained(str(adapters)), ADAPTER)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {one_line(error)}") from error
+
     take_adapter(model, ADAPTER, adapters, "--adapters")
 
     plain = plain_like(model)
@@ -113,6 +114,7 @@ def misfit(base: str, adapters: Path) -> str | None:
             return (
                 f"{match[1]} is {list(under)} there, and they are for one with {shape[side]} in place of {under[side]}"
             )
+
     return None
 
 

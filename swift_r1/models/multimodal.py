@@ -153,6 +153,7 @@ def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> 
         here = rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0]
         if here in own:
             own_name[name] = here
+
     return own_name
 
 

@@ -113,6 +113,7 @@ def shape_of(model: str) -> ModelShape:
         empty: Any = skeleton(model)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the config of --model {model}: {one_line(error)}") from error
+
     text = empty.config.get_text_config()
     head = empty.get_output_embeddings()
     linear = [(name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)]

@@ -146,6 +146,7 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
             weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", layer=adapter))
         elif ".lora_" not in name and ".original_module." not in name:
             weights.append(replace(_weight_at(model, name), name=name.replace(_SAVED, ".")))
+
     return weights + buffers
 
 
@@ -180,6 +181,7 @@ def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Ite
             filled = 0
         bucket.append(item)
         filled += size
+
     if bucket:
         yield bucket
 
@@ -213,6 +215,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
             if not begin_so:
                 raise UsageError(f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}")
             matched |= begin_so
+
         pattern = getattr(args, f"{flag}_regex")
         if pattern is not None:
             match = {name for name in names if re.search(pattern, name)}
@@ -229,6 +232,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[
         if budget < 0:
             break
         frozen.add(name)
+
     frozen -= trainable
     if len(frozen) == len(names):
         raise UsageError("nothing is left to train: --freeze_parameters and its like freeze every weight")

@@ -218,6 +218,7 @@ def _read_answer(completion: str) -> tuple[list[Any], str]:
         if last:
             # In words it is compared as text alone: in "17 or 18" the library would find either.
             return [] if _WORD.search(last) else _read(last), tidied(last)
+
     return read, tidied(next((text for text in read if isinstance(text, str)), ""))
 
 

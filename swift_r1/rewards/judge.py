@@ -161,6 +161,7 @@ class Judge(AsyncORM):
                 votes.append(read(number, answer))
             except (RemoteRewardError, OverBudget, UnreadableAnswer) as error:
                 causes.append(error)
+
         if 2 * len(votes) > len(answers):
             return votes
 
@@ -248,11 +249,13 @@ class Judge(AsyncORM):
             if mark.upper() not in self.config.words:
                 raise unreadable(f"says {mark}, which scale does not have", text)
             return self.config.words[mark.upper()]
+
         worst, best = self.config.scale
         try:
             share = (float(mark) - worst) / (best - worst)
         except ValueError as error:
             raise unreadable(f"says {mark}, which is not a number", text) from error
+
         if not 0 <= share <= 1:
             raise unreadable(f"says {mark}, which is outside of the scale", text)
         return share
@@ -284,6 +287,7 @@ def read_ranking(text: str, count: int) -> list[float]:
         ties = list(map(int, part.split("=")))
         below -= len(ties)
         values |= dict.fromkeys(ties, (below + (len(ties) - 1) / 2) / (count - 1))
+
     if below or sorted(values) != list(range(1, count + 1)):
         raise unreadable(f"has no ranking of the {count} answers", text)
     return [values[number] for number in range(1, count + 1)]

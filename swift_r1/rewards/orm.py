@@ -93,6 +93,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
         function = entry(**_constructor_arguments(entry, args))
     except (Exception, SystemExit) as error:
         raise UsageError(f"reward {name} cannot be constructed: {describe(error)}") from error
+
     if not callable(function):
         raise UsageError(f"reward {name}: {entry.__name__} has no __call__")
     return _reward(name, function)

@@ -79,6 +79,7 @@ class JsonClient:
             if not (self._token.isascii() and self._token.isprintable()):  # the error of httpx would quote it
                 raise RemoteRewardError(f"the key for {url} has characters that no header can have")
             headers["Authorization"] = f"Bearer {self._token}"
+
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=self._timeout, trust_env=False)
         method = "GET" if body is None else "POST"

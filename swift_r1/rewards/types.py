@@ -60,6 +60,7 @@ def reward_batch(
         columns[name] = column
         if name == "finish_reason":
             columns["is_truncated"] = [reason == "length" for reason in column]
+
     return RewardBatch(completions, columns, group_size, trainer_state or {})
 
 

@@ -113,6 +113,7 @@ def tidied(text: str) -> str:
         if _DOUBLED_COMMAND.search(text) and not _PLAIN_COMMAND.search(text):  # escaped once too often
             text = text.replace("\\\\", "\\")
         text = _COMMAND.sub(_spelling_of, text)
+
     text = text.replace("{,}", ",").replace("$", "").replace("%", "").replace("~", " ")
     text = " ".join(text.replace("<=", "\\le ").replace(">=", "\\ge ").split())
     if " " in text:
@@ -121,6 +122,7 @@ def tidied(text: str) -> str:
         text = _SINGLE.sub(r"\1\2", text)
         if text[0] == "{" and closing(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
+
     if "\\infty" in text:
         text = _PLUS_INFINITY.sub(r"\1", text)
     text = text.removesuffix(".").strip()

@@ -68,6 +68,7 @@ def power(base: Value, exponent: Value) -> Value:
         if bits * abs(exponent.numerator) > MAX_BITS:
             raise Unreadable("number too large")
         return base**exponent.numerator
+
     if isinstance(base, Fraction) and exponent == Fraction(1, 2):
         return root(base, Fraction(2))
 
@@ -77,6 +78,7 @@ def power(base: Value, exponent: Value) -> Value:
         if mp.re(exponent) <= 0:
             raise Unreadable("0 to a power that is not positive")
         return Fraction(0)
+
     if abs(exponent * mp.log(base)) > MAX_BITS:
         raise Unreadable("number too large")
     return bounded(base**exponent)

@@ -52,11 +52,13 @@ def grade_countdown(
         if answer is None:
             return Grade(0.0, False)
         return Grade(float(_is_right(answer.partition("=")[0], wanted, goal)), True)
+
     if mode == "oat":
         answer = last_answer(completion.rpartition("\n")[2])
         if answer is None:
             return Grade(0.0, False)
         return Grade(1.0 if _is_right(answer, wanted, goal) else TAG_SCORE, True)
+
     raise ValueError(f"unknown mode {mode!r}: ms_swift or oat")
 
 
@@ -147,6 +149,7 @@ class _Parser:
             if self._take() != ")":
                 raise ArithmeticFault("a parenthesis is not closed")
             return value
+
         if token is None or not token.isdigit():
             raise ArithmeticFault("unexpected end" if token is None else f"unexpected {token!r}")
         if len(token) > MAX_DIGITS or (token[0] == "0" and len(token) > 1):

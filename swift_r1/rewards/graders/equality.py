@@ -147,6 +147,7 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
         mine = _literal(given)
         if mine is not None or _WHOLE.fullmatch(right):
             return mine == number
+
     if "\\cup" in right or "\\cup" in given:
         return _same_set(given.split("\\cup"), right.split("\\cup"), budget)
 
@@ -206,6 +207,7 @@ def _members(text: str) -> tuple[list[str], bool]:
         items.append(upper)
         if upper != part:
             items.append(part.replace("\\pm", "-").replace("\\mp", "+"))
+
     return items, True
 
 
@@ -249,6 +251,7 @@ def _same_value(given: str, right: str) -> bool:
         wanted = values(right)
     except Unreadable:
         return False
+
     if len(mine) == 1:  # without variables: the same at every point
         mine *= len(wanted)
     if len(wanted) == 1:
@@ -272,6 +275,7 @@ def values(text: str) -> tuple[Value, ...]:
             raise Unreadable(str(error)) from error
         if reader.variables:
             wanted = POINTS_ROUNDED if reader.rounded else POINTS
+
     return tuple(at_points)
 
 

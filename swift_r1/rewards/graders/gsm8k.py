@@ -57,16 +57,19 @@ def grade_gsm8k(
         right = _gold_number(gold)
         number, formatted = number_answer(completion)
         return Grade(float(number == right), formatted)
+
     text = str(gold).strip()
     if mode == "oat":
         numbers = _OAT_NUMBER.findall(completion.replace(",", ""))
         return Grade(float(bool(numbers) and numbers[-1] == text.replace(",", "")), bool(numbers))
+
     if mode == "r1rl":
         answer = first_answer(completion)
         if answer is None:
             return Grade(0.0, False)
         text = text.replace(",", "") if strip_gold else text
         return Grade(float(answer.strip().replace(",", "") == text), True)
+
     raise ValueError(f"unknown mode {mode!r}: number, oat or r1rl")
 
 
@@ -88,6 +91,7 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
             start, end = match.span()
             alone = not _JOINED.match(text, end) and not _OR.search(text, max(0, start - 5), start)
             return (_value(match) if alone else None), False
+
     return None, False
 
 

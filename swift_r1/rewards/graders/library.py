@@ -91,12 +91,14 @@ def _estimate(node: Any) -> float:
     if isinstance(node, CombinatorialFunction | gamma):
         largest = max(map(_magnitude, node.args))
         return max(parts, largest * log2(largest + 2))
+
     if isinstance(node, Sum | Product):
         for _, start, end in node.limits:
             terms = 0.0 if end.is_infinite else _magnitude(start) + _magnitude(end)
             if terms > MAX_TERMS:
                 raise TooLarge
             parts *= max(1.0, terms)
+
     return parts
 
 

@@ -60,6 +60,7 @@ def grade_math(
             is_right = not contradict(given, right) and library_equal(written, given, right)
         if is_right:
             return Grade(1.0, True)
+
     return Grade(0.0, True)
 
 
@@ -90,6 +91,7 @@ def _answer(response: str, template: str) -> str | None:
         content: str | None = response[start + len(OPEN) : response.find(CLOSE, start)]
     else:
         content = last_answer(response)
+
     if content is None or "\\boxed" not in content:
         return content
     return last_boxed(content)

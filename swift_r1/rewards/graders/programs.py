@@ -89,6 +89,7 @@ def _case(case: Any, fn_name: str | None) -> Case:
     if isinstance(given, str):  # LiveCodeBench: JSON, a line for each argument
         lines = [line for line in given.split("\n") if line.strip()]
         return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))
+
     if not isinstance(given, list):
         raise ValueError(f"the input of {name} is not a list of arguments")
 

@@ -66,6 +66,7 @@ def tokens(text: str) -> list[str]:
             raise Unreadable(f"unexpected {token[0]!r}")
         if token.lastgroup:
             read.append(token[0])
+
     return read
 
 
@@ -143,6 +144,7 @@ class ExpressionReader:
                 if self._next[0].isdigit() and self._tokens[self._at - 1][0].isdigit():
                     raise Unreadable("two numbers side by side")
                 value = self._mixed(value)
+
         if self._next == "|" and not self._bars:
             value = multiply(value, self._power())
         return multiply(Fraction(sign), value)
@@ -176,6 +178,7 @@ class ExpressionReader:
                 value = multiply(value, mp.pi / 180)
             else:
                 value = power(value, self._argument())
+
         return value
 
     def _degrees(self) -> bool:
@@ -215,16 +218,19 @@ class ExpressionReader:
             self._expect(closing)
             self._bars = outside
             return value
+
         if token[0].isdigit() or token[0] == ".":
             if len(token) > 400:
                 raise Unreadable("number too large")
             return Fraction(token)
+
         if token == "|":
             self._bars += 1
             value = self._sum()
             self._expect("|")
             self._bars -= 1
             return abs(value)
+
         if token.isalpha() or _GREEK.fullmatch(token):
             return self._letter(token)
         if token in _FUNCTIONS:
@@ -236,6 +242,7 @@ class ExpressionReader:
         if self._skip("_"):
             first = self._take()
             name += "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
+
         if name == "e":
             return +mp.e
         if name == "i":
@@ -244,6 +251,7 @@ class ExpressionReader:
         if self._next == "(" and self._ahead(2) == ")":
             name += "".join(self._tokens[self._at : self._at + 3])
             self._at += 3
+
         self.variables = True
         # A rational that depends on the name alone: no two names are likely to be related by a simple law.
         seed = zlib.crc32(f"{self._point}:{name}".encode())
@@ -257,12 +265,14 @@ class ExpressionReader:
             if token != "\\log":
                 raise Unreadable("subscript of a function")
             base = self._argument()
+
         if self._skip("^"):
             exponent = self._argument()
         argument = real(self._function_argument())
         if exponent == -1 and token in ("\\sin", "\\cos", "\\tan"):
             function = _FUNCTIONS[f"\\arc{token[1:]}"]
             exponent = None
+
         value = bounded(function(argument))
         if base is not None:
             value = divide(value, mp.log(real(base)))
@@ -285,18 +295,21 @@ class ExpressionReader:
         if token == "\\frac":
             numerator = self._argument()
             return divide(numerator, self._argument())
+
         if token == "\\binom":
             upper = self._argument()
             lower = self._argument()
             if not (is_small_whole(upper) and is_small_whole(lower)):
                 raise Unreadable("binomial out of bounds")
             return Fraction(comb(int(upper), int(lower)))
+
         if token == "\\sqrt":
             index: Value = Fraction(2)
             if self._skip("["):
                 index = self._sum()
                 self._expect("]")
             return root(self._argument(), index)
+
         if token == "\\pi":
             return +mp.pi
         if token in ("\\lfloor", "\\lceil"):
@@ -306,6 +319,7 @@ class ExpressionReader:
                 raise Unreadable("rounding of a number that is not rational")
             self.rounded = True
             return Fraction(value.__floor__() if token == "\\lfloor" else value.__ceil__())
+
         if token == "\\text" and self._ahead(2) == "}":  # \text{e}
             return self._argument()
         raise Unreadable(f"unexpected {token!r}")
