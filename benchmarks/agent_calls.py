@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 TURNS = 10
 AT_ONCE = 16
@@ -75,12 +76,12 @@ def main() -> None:
         future.set_result(done)
         return future
 
-    store, urls = gateway.gateway.store, []
+    store, urls = gateway.sessions.store, []
     sampling = SessionSampling(temperature=1.0, top_p=1.0, max_tokens=256)
     for number in range(args.episodes):
         name = f"run.{number}"
         state = store.open(SessionRequest(id=name, seed=number, sampling=sampling, limits=SessionLimits(calls=1000)))
-        model.asks[name] = ask
+        model.conversations[name] = cast(Any, SimpleNamespace(ask=ask))
         urls.append([f"{gateway.url}/v1/sessions/{name}/v1", state.key])
     profile = cProfile.Profile(time.thread_time)  # not what other processes take
 

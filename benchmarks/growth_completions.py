@@ -33,7 +33,7 @@ if __name__ != "__mp_main__":  # a reward worker, which imports this module agai
     from swift_r1.plugins import load_plugins
     from swift_r1.record.metrics import JsonLines
     from swift_r1.rewards.pool import RewardPool
-    from swift_r1.rollout.multi_turn import OneTurn
+    from swift_r1.rollout.multi_turn import SingleTurn
     from swift_r1.rollout.scoring import Scoring, completion_row, round_metrics
     from swift_r1.runtime.ranks import Ranks
     from swift_r1.serving.engines.transformers import TransformersEngine
@@ -188,7 +188,9 @@ class Parts:
         scoring = Scoring(
             self.prompts, names, self.rewards.open, Composition([1.0, 0.1]), {"global_step": 0, "max_steps": 1}
         )
-        turns = OneTurn(Answers(answers), lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True)))
+        turns = SingleTurn(
+            Answers(answers), lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        )
         turns.generate(list(zip(self.prompts, self.requests, strict=True)), lambda _count: None, scoring.add)
         return scoring.result()
 
@@ -200,8 +202,8 @@ class Parts:
 
     def recorded(self, scored: Any, advantages: Any) -> None:
         round_metrics(scored)
-        for item, value in zip(scored.trained, advantages.tolist(), strict=True):
-            self.file.write(completion_row(item, 1, value))
+        for trajectory in scored.with_advantages(advantages.tolist(), None).trained:
+            self.file.write(completion_row(trajectory, 1))
 
 
 def of_model(requests: Sequence[RolloutRequest], batch: Any) -> dict[str, float]:

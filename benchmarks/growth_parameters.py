@@ -32,14 +32,15 @@ import torch
 from growth_plot import growth
 from growth_tools import MB, SIZES, config_of, free_port, measured, run_ranks, write_model
 
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import expected_weights
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Policy
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.rollout.remote import ServerRollouts
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.serving import server
@@ -94,7 +95,11 @@ def serve(size: str, folder: Path, port: int) -> int:
 
 def open_backend(name: str, folder: Path, train: str, ranks: Ranks) -> Backend:
     optimizer = OptimizerConfig(1e-6, 0.0, 0.9, 0.95, 1e-8, 1.0)
-    lora = LoraSettings(8, 16, ("all-linear",)) if train == "lora" else None
+    lora = (
+        AdapterArguments(train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"])
+        if train == "lora"
+        else None
+    )
 
     def load() -> Any:
         return load_model(folder, "bfloat16", False, lora)
@@ -120,7 +125,7 @@ def open_backend(name: str, folder: Path, train: str, ranks: Ranks) -> Backend:
 
 def take_step(backend: Backend, tokens: int = 32) -> None:
     row = (torch.arange(2 * tokens) % backend.vocab_size).tolist()
-    batch = round_batch([row[:tokens]], [row[tokens:]], [[0.0] * tokens], [0.0], [False])
+    batch = round_batch([TokenSequence.of_answer(row[:tokens], row[tokens:])], [0.0])
     inputs = collate(batch, [(0,)], Form(packed=True), backend.device).inputs
     backend.backward(backend.logprobs(inputs, 1.0).logps.mean(), True)
     backend.step(1e-6)

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_leaves
 from swift_r1.algorithms import LossConfig
 from swift_r1.models.weights import policy_weights
 from swift_r1.rollout.base import EmbeddedRollouts, ignore_output
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.training.batching import Batching
 from swift_r1.training.checkpoint.saving import OPTIMIZER, Saver
@@ -134,10 +135,9 @@ def part(args: argparse.Namespace) -> dict[str, Any]:
         scored = SimpleNamespace(
             trained=[
                 SimpleNamespace(
-                    objective=float(number % 2),
-                    conversation=SimpleNamespace(
-                        prompt=SimpleNamespace(token_ids=prompt), completion=one, loss_mask=[True] * args.tokens
-                    ),
+                    outcome=float(number % 2),
+                    finish_reason=one.finish_reason,
+                    rows=[TokenSequence.of_completion(prompt, one)],
                 )
                 for prompt, output in zip(prompts, outputs, strict=True)
                 for number, one in enumerate(output.completions)

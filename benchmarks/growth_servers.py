@@ -193,7 +193,7 @@ def measured(
     from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
     weights = {name: torch.zeros(shape) for name, shape in shapes.items()}
-    import swift_r1.sync.device_memory  # noqa: F401 - what a push imports is not what it takes
+    import torch
 
     before_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     peak, began = Peak(), time.monotonic()

@@ -78,6 +78,7 @@ def generate(model: Path, tokens: int, completions: int) -> dict[str, float]:
 
 def train(model: Path, tokens: int, completions: int, shared: bool) -> dict[str, float]:
     from swift_r1.algorithms import LossConfig
+    from swift_r1.rollout.trajectory import TokenSequence
     from swift_r1.training.backends.local import LocalBackend
     from swift_r1.training.batching import Batching, round_batch
     from swift_r1.training.grpo import split_round, train_step
@@ -90,8 +91,8 @@ def train(model: Path, tokens: int, completions: int, shared: bool) -> dict[str,
 
     def step(length: int) -> None:
         ids = [number * 7919 % backend.vocab_size for number in range(PROMPT + length)]
-        rows = [[ids[:PROMPT]] * completions, [ids[PROMPT:]] * completions, [[-8.0] * length] * completions]
-        batch = round_batch(*rows, [0.0] * completions, [False] * completions)
+        row = TokenSequence(ids[:PROMPT], ids[PROMPT:], [-8.0] * length, [True] * length)
+        batch = round_batch([row] * completions, [0.0] * completions)
         batching = Batching(form, completions if shared else 1, completions)
         (micro_batches,) = split_round(batch, 1, batching, ranks)
         advantages = torch.linspace(-1, 1, completions)

@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.models.loading import prepare
 from swift_r1.models.policy import Policy
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.micro_batches import Form
@@ -87,7 +88,7 @@ def measure(tokens: int, checkpointing: bool) -> None:
 def step(policy: Policy, ranks: Ranks, tokens: int) -> None:
     prompt = min(PROMPT, tokens // 2)
     row = (torch.arange(tokens) * 7919 % VOCABULARY).tolist()
-    batch = round_batch([row[:prompt]], [row[prompt:]], [[0.0] * (tokens - prompt)], [0.0], [False])
+    batch = round_batch([TokenSequence.of_answer(row[:prompt], row[prompt:])], [0.0])
     micro = collate(batch, [(0,)], Form(packed=True), ranks.device, sequence=ranks.sequence)
     policy(1.0, *micro.inputs).logps.mean().backward()
 

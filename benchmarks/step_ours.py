@@ -11,6 +11,7 @@ from step_work import Clock, Work, peak_bytes, report
 
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.models import loading, logprobs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
@@ -54,13 +55,12 @@ def stepper(side: str, work: Work, backend: LocalBackend | None = None) -> tuple
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
     cut = Batching(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
-    batch = round_batch(
-        [prompt for prompt in work.prompt_ids for _ in range(work.generations)],
-        work.completion_ids,
-        [[-1.0] * len(ids) for ids in work.completion_ids],
-        rewards,
-        [False] * len(rewards),
-    )
+    prompts = [prompt for prompt in work.prompt_ids for _ in range(work.generations)]
+    rows = [
+        TokenSequence(prompt, ids, [-1.0] * len(ids), [True] * len(ids))
+        for prompt, ids in zip(prompts, work.completion_ids, strict=True)
+    ]
+    batch = round_batch(rows, rewards)
     advantages = group_advantages(batch.rewards, work.generations)
 
     def step() -> object:

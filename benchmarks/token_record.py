@@ -29,6 +29,7 @@ from step_work import Clock
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.models.loading import load_model
 from swift_r1.record.token_record import STEP, TokenWriter
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch
@@ -64,8 +65,11 @@ def main() -> int:
     count = args.prompts * args.generations
     prompts = [prompt for _ in range(args.prompts) for prompt in [tokens(args.prompt_tokens)] * args.generations]
     completions = [tokens(rng.randint(args.new_tokens // 2, args.new_tokens)) for _ in range(count)]
-    logps = [[-rng.expovariate(2) for _ in completion] for completion in completions]
-    batch = round_batch(prompts, completions, logps, [float(i % 2) for i in range(count)], [False] * count)
+    rows = [
+        TokenSequence(prompt, ids, [-rng.expovariate(2) for _ in ids], [True] * len(ids))
+        for prompt, ids in zip(prompts, completions, strict=True)
+    ]
+    batch = round_batch(rows, [float(i % 2) for i in range(count)])
     advantages = group_advantages(batch.rewards, args.generations)
     batching = Batching(Form(), args.micro, args.generations, None, LEAST_SAVING)
     (micro_batches,) = before_training(split_round(batch, 1, batching, ranks), backend, None, 1.0, old_policy=False)

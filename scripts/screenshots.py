@@ -67,7 +67,8 @@ def pages(run: Path) -> dict[str, str]:
     whole = [record.completion(one.round_step, one.request_id, one.number)[-1] for one in listed]
     row = max(whole, key=lambda one: (any(one.advantages or ()), len(one.token_ids or ())))
     token = {"step": row.round_step, "request": row.request_id, "number": row.number, "colour": "entropy"}
-    probe = next(iter(record.probes()), row.prompt_id)
+    probes = [one for step in record.probe_steps() for one in record.probes_at(step)]
+    probe = probes[0].prompt_id if probes else row.prompt_id
     return {
         "view-overview": "/?smooth=0.6",
         "view-completions": "/completions?" + urlencode({"sort": "reward", "desc": 1}),

@@ -116,7 +116,9 @@ def serve_engine() -> Iterator[Callable[..., str]]:
         if not hasattr(engine, "prompts"):
             engine.prompts = PromptTokenizer(None)  # of an engine that is asked for no text
         lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
-        server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, config.get("api_key")), port=0, log_level="error"))
+        app = create_app(lifecycle, config.get("api_key"))
+        # As `swift rollout`: a trainer relies on it that the server keeps connections for longer than its clients.
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_keep_alive=120))
         listening = threading.Event()
 
         async def run() -> None:

@@ -19,8 +19,8 @@ from swift_r1.wire.client import RolloutClient
 _INTRODUCTION = f"""{MADE}
 # Files and exit codes
 
-What a run leaves behind, and what its exit code says. A run is read from its folder alone, while it trains or later,
-here or on another machine: [seeing-a-run.md](seeing-a-run.md).
+What a run writes, and what its exit code means. Everything about a run can be read from its folder, during training
+or later, here or on another machine: see [seeing-a-run.md](seeing-a-run.md).
 
 - [The folder of a run](#the-folder-of-a-run)
 - [A checkpoint](#a-checkpoint)
@@ -31,27 +31,30 @@ here or on another machine: [seeing-a-run.md](seeing-a-run.md).
 
 ## The folder of a run
 
-`--output_dir D` makes `D/vN-YYYYmmdd-HHMMSS/`; with `--add_version false` it is `D` itself. A line of a JSON Lines file
-is one object; numbers that are not finite are `null`. A killed run may have half a last line; resuming cuts the logs
-back to the checkpoint.
+`--output_dir D` creates `D/vN-YYYYmmdd-HHMMSS/`; with `--add_version false` the folder is `D` itself. Each line of a
+JSON Lines file is one object; numbers that are not finite are `null`. The last line of a killed run may be
+incomplete; resuming truncates the logs to the checkpoint.
 """
 _CHECKPOINT = """## A checkpoint
 
-`checkpoint-N` is written under another name, synced, hashed and renamed: one that exists is complete
+`checkpoint-N` is written under another name, synced, hashed and then renamed, so a checkpoint that exists is complete
 ([checkpoints.md](checkpoints.md)).
 """
-_EVALUATION = "`swift eval`, in `--output_dir` (default: `output/eval/<model>`); [evaluation.md](evaluation.md)."
-_SWEEP = "`swift sweep`, in its `output_dir`; [sweep.md](sweep.md)."
+_EVALUATION = (
+    "`swift eval` writes to `--output_dir` (default: `output/eval/<model>`); see [evaluation.md](evaluation.md)."
+)
+_SWEEP = "`swift sweep` writes to its `output_dir`; see [sweep.md](sweep.md)."
 _SERVERS = """## Rollout servers
 
-`swift rollout` keeps nothing. While it runs it has weights and sockets in folders of its own below `/dev/shm` and
-`TMPDIR`, and with `--adapters` a merged model below `TMPDIR`; they go with it, and what a killed server leaves is
-removed at the next start.
+`swift rollout` leaves nothing behind. While it runs, it keeps weights and sockets in its own folders below `/dev/shm`
+and `TMPDIR`, and with `--adapters` a merged model below `TMPDIR`. It removes them when it ends; the next start
+removes what a killed server left.
 """
 _CODES = """## Exit codes
 
-Of every `swift` command. A fault is one line on standard error, `swift COMMAND: ...`; several faults of the flags are
-several lines. `swift why` ends with 5 where it finds something. 1 is a defect of ours, with a traceback.
+These are the exit codes of all `swift` commands. An error is one line on standard error, `swift COMMAND: ...`; several
+wrong flags give several lines. `swift why` exits with 5 if it finds a problem. 1 is a bug in swift-r1 and comes with a
+traceback.
 """
 _NOTES = {130: "the current step is finished and a checkpoint saved; a second Ctrl-C ends it at once", 143: "the same"}
 

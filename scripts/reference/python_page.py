@@ -64,7 +64,7 @@ _SECTIONS: dict[str, tuple[str, str, str]] = {
         "What the library raises for a user's fault. Each has the exit code of [files.md](files.md#exit-codes).",
     ),
 }
-_INNER = {"RolloutClient": ("wait", "open_async", "answer", "put_bucket", "watch", "call")}
+_INNER = {"RolloutClient": ("wait", "answer", "watch", "call", "called", "drop_connections")}
 
 
 def page() -> str:

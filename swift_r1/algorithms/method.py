@@ -65,6 +65,7 @@ class Loss:
     mean_over: Literal["tokens", "completions", "length"] = "tokens"
     reads: tuple[str, ...] = ()  # flags that several losses share: epsilon, epsilon_high, delta
     ignores: Mapping[str, str] = field(default_factory=dict)  # flags that do nothing here, and why
+    ratio_of_tokens: bool = False  # weighs tokens by their own importance ratios: no other level will do
     settings: type | None = None  # a dataclass of fields made by `setting`
     cap: float | None = None  # `epsilon_high` where it is not given; None: `epsilon`
     # what `advantages` are replaced by, for a loss that compares whole groups: from those of all completions of a round
@@ -114,6 +115,7 @@ class Distillation:
     # its weight is the value of `flag`
     token_loss: Callable[[Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]] | None = None
     settings: type | None = None  # as those of a loss
+    needs_rewards: bool = False  # says which tokens count, and rewards in which direction
     metrics: tuple[LoggedMetric, ...] = ()  # what it logs beside `teacher_kl`
 
     @property

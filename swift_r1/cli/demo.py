@@ -22,14 +22,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.flags.fields import flag
+from swift_r1.cli.files import naming
+from swift_r1.errors import EXIT_OK
+from swift_r1.flags.fields import as_words, flag
 from swift_r1.flags.parser import Command, parse_arguments
 from swift_r1.flags.world import World
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
-from swift_r1.runtime.processes import end_process, start_logged
 from swift_r1.runtime.terminal import Terminal
+from swift_r1.workers.process import SupervisedProcess
 
 _USAGE = """swift demo [--seed N] [--algorithm ppo] [--server]
 
@@ -61,26 +62,23 @@ HELP = (_USAGE, DemoArguments, _EXAMPLES)
 FILES = (Path(__file__).parent / "bundled/examples/countdown_demo").resolve()
 SWIFT = (sys.executable, "-m", "swift_r1")
 STEPS = 48
-SERVER_STEPS = 48
 PPO_STEPS_A_ROUND = 2
 COMPLETIONS = 512
 GROUP = 16
 SERVER_STOP_S = 40
 DATA = ("--external_plugins", str(FILES / "plugin.py"), "--dataset", "countdown_mini")
-FLAGS = (
-    *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
-    *("--num_generations", str(GROUP), "--max_completion_length", "160", "--torch_dtype", "float32"),
-    *("--learning_rate", "3e-4", "--adam_beta2", "0.999", "--weight_decay", "0"),
-    *("--lr_scheduler_type", "constant_with_warmup"),
-    *("--gradient_checkpointing", "false", "--eval_on_start", "true", "--eval_limit", "128"),
-    *("--num_generations_eval", "4", "--per_device_eval_batch_size", "512", "--num_train_epochs", "100"),
-    *("--logging_steps", "1", "--save_steps", "1000", "--report_to", "none"),
-)
-OF_GRPO = ("--rlhf_type", "grpo", "--warmup_ratio", "0.05")
-OF_PPO = (
-    *("--rlhf_type", "ppo", "--warmup_steps", "10", "--num_mini_batches", str(PPO_STEPS_A_ROUND)),
-    *("--lam", "1", "--critic_learning_rate", "1e-3"),
-)
+FLAGS = f"""
+    --reward_funcs countdown format --reward_weights 1 0.1
+    --num_generations {GROUP} --max_completion_length 160 --torch_dtype float32
+    --learning_rate 3e-4 --adam_beta2 0.999 --weight_decay 0 --lr_scheduler_type constant_with_warmup
+    --gradient_checkpointing false --num_train_epochs 100
+    --eval_on_start true --eval_limit 128 --num_generations_eval 4 --per_device_eval_batch_size 512
+    --logging_steps 1 --save_steps 1000 --report_to none
+""".split()
+OF_GRPO = ["--rlhf_type", "grpo", "--warmup_ratio", "0.05"]
+OF_PPO = f"""
+    --rlhf_type ppo --warmup_steps 10 --num_mini_batches {PPO_STEPS_A_ROUND} --lam 1 --critic_learning_rate 1e-3
+""".split()
 
 
 def run(words: Sequence[str]) -> int:
@@ -89,10 +87,8 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(DemoArguments, words)
     console = Terminal()
     folder = Path(args.output_dir) / time.strftime("%Y%m%d-%H%M%S")
-    try:
+    with naming(f"{folder} cannot be made"):
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror or error}") from error
     model = Path(args.warm_start or folder / "warm_start")
     added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
     environment = {**os.environ, **added}
@@ -109,19 +105,15 @@ def run(words: Sequence[str]) -> int:
     name = args.algorithm.upper()
     console.print(f"\n[bold]2. {name}[/bold]: swift rlhf, with rewards for right answers and for the format")
     steps_a_round = PPO_STEPS_A_ROUND if ppo else 1
-    steps = args.steps or (SERVER_STEPS if args.server else STEPS) * steps_a_round
-    flags = [
-        *DATA,
-        *FLAGS,
-        *(OF_PPO if ppo else OF_GRPO),
-        "--model",
-        str(model),
-        "--output_dir",
-        str(folder),
-        "--seed",
-        str(args.seed),
-    ]
-    flags += ["--max_steps", str(steps), "--eval_steps", str(eval_every(steps, steps_a_round))]
+    steps = args.steps or STEPS * steps_a_round
+    own = {
+        "model": str(model),
+        "output_dir": str(folder),
+        "seed": args.seed,
+        "max_steps": steps,
+        "eval_steps": eval_every(steps, steps_a_round),
+    }
+    flags = [*DATA, *FLAGS, *(OF_PPO if ppo else OF_GRPO), *as_words(own)]
     before = set(folder.iterdir())
     if args.server:
         code = train_with_server(flags, model, folder, console, 4 // steps_a_round)
@@ -149,21 +141,27 @@ def train_with_server(flags: Sequence[str], model: Path, folder: Path, console: 
     (port,) = free_ports(1, "127.0.0.1")
     with rollout_server(model, port, folder / "server.log"):
         console.print(f"swift rollout serves on port {port}; its log: {folder / 'server.log'}")
-        words = [*SWIFT, "rlhf", *flags, "--deepspeed", "zero3", "--use_vllm", "true", "--vllm_mode", "server"]
-        words += ["--vllm_server_host", "127.0.0.1", "--vllm_server_port", str(port)]
-        words += ["--per_device_train_batch_size", str(COMPLETIONS // 8)]
-        words += ["--gradient_accumulation_steps", str(accumulation)]
+        own = {
+            "deepspeed": "zero3",
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_host": "127.0.0.1",
+            "vllm_server_port": port,
+            "per_device_train_batch_size": COMPLETIONS // 8,
+            "gradient_accumulation_steps": accumulation,
+        }
+        words = [*SWIFT, "rlhf", *flags, *as_words(own)]
         return subprocess.run(words, env=os.environ | {"NPROC_PER_NODE": "2"}, check=False).returncode
 
 
 @contextlib.contextmanager
 def rollout_server(model: Path, port: int, log: Path) -> Iterator[None]:
-    words = [*SWIFT, "rollout", "--model", str(model), "--port", str(port), "--torch_dtype", "float32"]
-    process = start_logged(words, os.environ, log)
+    words = [*SWIFT, "rollout", *as_words({"model": str(model), "port": port, "torch_dtype": "float32"})]
+    process = SupervisedProcess(words, log=log, ends_with_parent=True)
     try:
         yield
     finally:
-        if not end_process(process, SERVER_STOP_S):
+        if not process.end(SERVER_STOP_S):
             print(f"swift rollout did not end within {SERVER_STOP_S} s of SIGTERM: killed", file=sys.stderr)
 
 
@@ -175,21 +173,19 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
     evaluations = [line for line in log if "eval/countdown_mini/accuracy" in line]
     first = evaluations[0]
     last = evaluations[-1]
-    table = Table(
-        title=f"{summary['steps']} {name} steps in {summary['seconds']:.0f} s, after a warm start of "
-        f"{warm_start['seconds']:.0f} s",
-        title_justify="left",
-    )
-    for column in ("on 128 held-out problems, temperature 1", "before", "after"):
-        table.add_column(column, justify="left" if column.startswith("on") else "right")
-    for name, label, form in (
-        ("accuracy", "accuracy", "{:.3f}"),
-        ("rewards/format/mean", "well-formed completions", "{:.3f}"),
-        ("completions/mean_length", "tokens a completion", "{:.1f}"),
-        ("completions", "completions", "{:.0f}"),
+    seconds = f"{summary['seconds']:.0f} s, after a warm start of {warm_start['seconds']:.0f} s"
+    table = Table(title=f"{summary['steps']} {name} steps in {seconds}", title_justify="left")
+    table.add_column("on 128 held-out problems, temperature 1")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for name, label, digits in (
+        ("accuracy", "accuracy", 3),
+        ("rewards/format/mean", "well-formed completions", 3),
+        ("completions/mean_length", "tokens a completion", 1),
+        ("completions", "completions", 0),
     ):
         key = f"eval/countdown_mini/{name}"
-        table.add_row(label, form.format(first[key]), form.format(last[key]))
+        table.add_row(label, f"{first[key]:.{digits}f}", f"{last[key]:.{digits}f}")
     console.print(table)
     example = improved_example(run / "eval_completions.jsonl", first["step"], last["step"])
     if example:

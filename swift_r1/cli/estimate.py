@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.cli.json_file import json_file, write_json
+from swift_r1.cli.files import json_file, write_json
 from swift_r1.errors import EXIT_OK, UsageError, read_yaml
 from swift_r1.flags.fields import as_words, spellings
-from swift_r1.flags.parser import CONFIG_SUFFIXES, parse_arguments
+from swift_r1.flags.parser import CONFIG_SUFFIXES, parse_arguments, spelling
 from swift_r1.flags.world import World
 from swift_r1.lab.estimate.flags import EstimateArguments
 
@@ -51,24 +51,26 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.lab.estimate.split import best_split
     from swift_r1.runtime.terminal import Terminal
 
-    without = run_file is not None and args.gpus is None and not any(one.gpus for one in run_file.roles.values())
+    without = run_file is not None and args.gpus is None and not any(role.gpus for role in run_file.roles.values())
     chip = chip_of(args.chip or ("cpu" if without else DEFAULT_CHIP))
     if chip.is_cpu and args.gpus is not None:
         raise UsageError(f"--gpus {args.gpus}: --chip {chip.name} has none")
+
     use = assumed(chip)
     lengths = None
-    recorded = None
     if args.measured is not None:
         recorded = Path(args.measured).expanduser()
         lengths = lengths_of(recorded, chip)
-        same = _trained_on_cpu(recorded) == chip.is_cpu
-        use = read_measured(recorded, chip) if same else use
-        if not same:
+        if _trained_on_cpu(recorded) == chip.is_cpu:
+            use = read_measured(recorded, chip)
+        else:
             print(f"--measured {recorded}: of another kind of device than {chip.name}, so only its lengths are taken")
+
     job = job_of(args, world.size, chip, use, lengths, run_file)
     split = None if args.gpus is None else best_split(job, args.gpus)
     if split is not None and not split.best:
         raise UsageError(f"--gpus {args.gpus}: {split.why_not}")
+
     given = estimate_layout(job, layout_of(args, world.size, run_file)) if split is None or run_file else None
     show(job, given, split, Terminal(width=max(110, Terminal().width)))
     if file is not None:
@@ -77,6 +79,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _trained_on_cpu(folder: Path) -> bool:
+    """Says whether the run of this folder trained on a CPU."""
     content: Any = json.loads((folder / "args.json").read_text(encoding="utf-8"))  # read once already
     return not content["hardware"]["gpus"] or bool(content["args"]["use_cpu"])
 
@@ -104,9 +107,13 @@ def _arguments(words: Sequence[str], run_file: RunFile | None) -> tuple[Estimate
         args = parse_arguments(EstimateArguments, words)
         world, _ = World.from_environment({**os.environ, **args.process_variables})
         return args, world
+
     known = spellings(EstimateArguments)
-    written = (word.partition("=")[0].lstrip("-").replace("-", "_") for word in words[1:] if word.startswith("--"))
-    given = {known[name].name for name in written if name in known}
+    given = set()
+    for word in words[1:]:
+        name = spelling(word.partition("=")[0])
+        if word.startswith("--") and name in known:
+            given.add(known[name].name)
     from swift_r1.fleet.run_file import TRAIN, with_addresses
 
     flags = {name: value for name, value in run_file.rlhf.items() if name not in given}

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK, UsageError, no_such
 
 _USAGE = """swift examples [copy NAME [FOLDER]]
@@ -40,9 +41,8 @@ class Example:
     def files(self) -> list[str]:
         """The places of its files."""
         top = BUNDLED / self.place
-        found = sorted(top.rglob("*")) if top.is_dir() else [top]
-        kept = (one for one in found if one.is_file() and one.suffix != ".pyc")
-        return [one.relative_to(BUNDLED).as_posix() for one in kept]
+        paths = sorted(top.rglob("*")) if top.is_dir() else [top]
+        return [path.relative_to(BUNDLED).as_posix() for path in paths if path.is_file() and path.suffix != ".pyc"]
 
     @property
     def line(self) -> str:
@@ -50,21 +50,22 @@ class Example:
         readme = BUNDLED / self.place / "README.md"
         if readme.is_file():
             return readme.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        (file,) = (one for one in self.files if one.endswith(".py"))
-        said = ast.get_docstring(ast.parse((BUNDLED / file).read_text(encoding="utf-8"))) or ""
-        return re.split(r"(?<=\.)\s", " ".join(said.split("\n\n")[0].split()))[0].removesuffix(".")
+        (file,) = (file for file in self.files if file.endswith(".py"))
+        docstring = ast.get_docstring(ast.parse((BUNDLED / file).read_text(encoding="utf-8"))) or ""
+        first = " ".join(docstring.partition("\n\n")[0].split())
+        return re.split(r"(?<=\.)\s", first)[0].removesuffix(".")
 
 
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: no such example, another file is there, or FOLDER cannot be written."""
-    known = {one.name: one for one in all_examples()}
+    known = {example.name: example for example in all_examples()}
     match list(words):
         case []:
             for top in ("examples", "plugins"):
                 print(f"{top}:")
-                for one in known.values():
-                    if one.place.startswith(top):
-                        print(f"  {one.name:<24}{one.line}")
+                for example in known.values():
+                    if example.place.startswith(top):
+                        print(f"  {example.name:<24}{example.line}")
             print("\n`swift examples copy NAME [FOLDER]` copies one with all that it uses.")
         case ["copy", name, *rest] if len(rest) <= 1:
             wanted = Path(name.rstrip("/")).stem
@@ -105,18 +106,17 @@ def copy(example: Example, folder: Path) -> list[str]:
     Raises UsageError, before anything is written, where another file is in one of these places; and where the folder
     cannot be written.
     """
-    places = [file for one in with_all_it_uses(example) for file in one.files]
-    try:
-        there = [place for place in places if (folder / place).exists() and not _same(folder / place, BUNDLED / place)]
-        if there:
-            raise UsageError(f"{folder} holds other files already: {', '.join(there)}: name another folder")
+    places = [file for used in with_all_it_uses(example) for file in used.files]
+    with naming(f"{folder} cannot be written"):
+        others = []
         for place in places:
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(BUNDLED / place, folder / place)  # with its permissions
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
+            path = folder / place
+            if path.exists() and path.read_bytes() != (BUNDLED / place).read_bytes():
+                others.append(place)
+        if others:
+            raise UsageError(f"{folder} holds other files already: {', '.join(others)}: name another folder")
+        for place in places:
+            path = folder / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(BUNDLED / place, path)  # with its permissions
     return places
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.read_bytes() == other.read_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swift_r1.cli.json_file import json_file, write_json
+from swift_r1.cli.files import json_file, write_json
 from swift_r1.cli.rlhf import prepared, room
 from swift_r1.errors import EXIT_OK
 from swift_r1.flags.forecast import FORECAST_FILE, ForecastArguments, arguments_of
@@ -21,7 +20,7 @@ from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.launch.environment import has_gpu, trainer
-from swift_r1.runtime.processes import end_process
+from swift_r1.workers.process import SupervisedProcess
 
 _USAGE = """swift forecast [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -55,11 +54,12 @@ def run(words: Sequence[str]) -> int:
 def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
     """Runs the trainer, which ends with this process; returns its exit code."""
     module, environ = trainer(world, environ)
-    process = subprocess.Popen([sys.executable, "-m", module, str(args_json)], env=dict(environ))
+    words = [sys.executable, "-m", module, str(args_json)]
+    process = SupervisedProcess(words, environ, stdin=None, start_new_session=False)  # Ctrl-C is for it too
     try:
         return process.wait()
     finally:
-        end_process(process, _END_S)
+        process.end(_END_S)
 
 
 def _say(folder: Path, file: Path | None, world: World) -> int:

@@ -25,27 +25,34 @@ def command_help(usage: str, cls: type | None = None, examples: str = "", only: 
     specs = list(flag_specs(cls).values())
     if only is not None:
         specs = sorted((spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group))
+
     parts = [usage, "", "Examples:", textwrap.indent(textwrap.dedent(examples).strip(), "  ")]
     for group, members in groupby(specs, key=lambda spec: spec.group):
         parts += ["", f"{group}:", *(_flag_lines(spec) for spec in members)]
+
     differing = [spec for spec in specs if spec.info.ms_swift is not None]
     if differing:
         parts += ["", "Defaults that are not ms-swift's:"]
-        parts += [f"  --{spec.name} {shown(spec.default)} (ms-swift: {spec.info.ms_swift})" for spec in differing]
+    for spec in differing:
+        parts.append(f"  --{spec.name} {shown(spec.default)} (ms-swift: {spec.info.ms_swift})")
     return "\n".join(parts)
 
 
 def _flag_lines(spec: FlagSpec) -> str:
-    names = " | ".join(f"--{name}" for name in (spec.name, *spec.info.aliases))
+    """Returns a flag's lines: its names and kind of value on the left, what it does on the right."""
+    info = spec.info
+    names = " | ".join(f"--{name}" for name in (spec.name, *info.aliases))
     value = {bool: "true|false", int: "N", float: "X", dict: "JSON"}.get(spec.kind, "TEXT")
     left = f"  {names} {value}{' ...' if spec.is_list else ''}"
-    text = spec.info.help
-    if spec.info.choices and not spec.info.required:
-        text += f"; one of {', '.join(map(str, spec.info.choices))}"
-    if spec.info.required:
+
+    text = info.help
+    if info.choices and not info.required:
+        text += f"; one of {', '.join(map(str, info.choices))}"
+    if info.required:
         text += " [required]"
     elif spec.default not in (None, "", [], {}):
         text += f" [{shown(spec.default)}]"
+
     lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH)
     indent = " " * _NAME_WIDTH
     if len(left) < _NAME_WIDTH:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
 from swift_r1.cli import check as check_command
+from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import flag
 from swift_r1.flags.parser import Command, parse_arguments
@@ -120,19 +121,17 @@ def write_starter(folder: Path, task: str, model: str) -> list[str]:
     taken = _taken(folder, texts)
     if taken:
         raise UsageError(taken)
-    try:
+    with naming(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     return sorted(texts)
 
 
 def _texts(task: str, model: str = "") -> dict[str, str]:
     """Returns the files of a task, by name."""
     starters = files("swift_r1.cli") / "starters"
-    texts = {one.name: one.read_text(encoding="utf-8") for one in (starters / task).iterdir() if one.is_file()}
+    texts = {file.name: file.read_text(encoding="utf-8") for file in (starters / task).iterdir() if file.is_file()}
     flags = texts.pop("flags.yaml").rstrip()
     run = (starters / "run.yaml").read_text(encoding="utf-8")
     return texts | {"run.yaml": run.format(model=json.dumps(model), task=flags)}
@@ -145,5 +144,9 @@ def _taken(folder: Path, names: Iterable[str]) -> str | None:
 
 
 def _free_name(name: str) -> str:
-    numbered = (f"{name}-{number}" for number in count(2))
-    return next(one for one in chain([name], numbered) if not Path(one).exists())
+    """Returns the name, with a number where there is a file or folder of it already."""
+    free = name
+    numbers = count(2)
+    while Path(free).exists():
+        free = f"{name}-{next(numbers)}"
+    return free

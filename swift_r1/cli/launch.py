@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swift_r1.cli.files import naming
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import from_words, spellings
 from swift_r1.flags.output import LAST
-from swift_r1.flags.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, unknown_flag
+from swift_r1.flags.parser import API_KEY_VARIABLE, flags_with_values, is_flag, parse_arguments, spelling, unknown_flag
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.flags.world import World
 from swift_r1.fleet.backends import BACKENDS
@@ -86,7 +87,7 @@ def _without_dry_run(words: Sequence[str]) -> list[str]:
     dropped = False
     for word in words:
         if is_flag(word):
-            dropped = word.partition("=")[0].lstrip("-").replace("-", "_") == "dry_run"
+            dropped = spelling(word.partition("=")[0]) == "dry_run"
         if not dropped:
             kept.append(word)
     return kept
@@ -100,7 +101,7 @@ def _read_flags(words: Sequence[str]) -> tuple[LaunchArguments, dict[str, Any]]:
     overrides: dict[str, Any] = {}
     faults: list[str] = []
     for written, values in flags_with_values(LaunchArguments, words, faults):
-        name = written.lstrip("-").replace("-", "_")
+        name = spelling(written)
         if name in others:
             try:
                 overrides[name] = from_words(others[name], values)
@@ -138,10 +139,8 @@ def _launch(
     from swift_r1.fleet.show import Display
 
     logs = folder / "launch"
-    try:
+    with naming(str(logs)):
         logs.mkdir(exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{logs}: {error.strerror or error}") from error
     with run_folder_held(logs, wait_s=1), Display(logs) as display:
         display.say(f"run folder: {folder}")
         driver = Driver(

@@ -22,23 +22,23 @@ from swift_r1.runtime.visible import harmless, log_visibly
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
-    "forecast": "say what a run would learn from, before it starts",
-    "estimate": "say what memory and time a run needs, and how to divide GPUs, for hardware that is not here",
-    "launch": "start a run with its servers from one file, on this machine or many",
-    "rollout": "serve a model's generations and take its weight updates",
-    "eval": "measure a model on benchmarks, and compare two measurements",
-    "view": "show runs, while they train or later, on a page or in the terminal",
-    "why": "say what is wrong with a run, on what evidence, and what to try",
-    "replay": "train on the completions of a recorded run again, with other flags",
+    "forecast": "estimate what a run would learn from, before it starts",
+    "estimate": "estimate a run's memory, time and GPU layout for hardware you do not have at hand",
+    "launch": "start a run and its servers from one file, on this machine or many",
+    "rollout": "serve a model and take its weight updates",
+    "eval": "evaluate a model on benchmarks, and compare two evaluations",
+    "view": "show runs, live or finished, in the browser or the terminal",
+    "why": "tell what is wrong with a run, on what evidence, and what to try",
+    "replay": "train again on a recorded run's completions, with different flags",
     "sweep": "train at the points of a grid, with seeds, and compare them",
-    "report": "write what runs did into one file, to send or to post",
-    "demo": "see a small model, made from scratch, learn in a few minutes",
-    "init": "write a folder to start from: plugin, data and flags of a task",
-    "examples": "list recipes and plugins, and copy one into a folder",
-    "check": "try plugins, data and rewards before a model is loaded",
-    "plugins": "list the rewards and datasets that are registered",
-    "merge-lora": "make one model of adapters and the model under them",
-    "doctor": "say what this machine and installation can do",
+    "report": "write the results of runs into one file that you can send",
+    "demo": "watch a small model learn from scratch in a few minutes",
+    "init": "write a starter folder: plugin, data and flags for a task",
+    "examples": "list recipes and plugins, and copy one",
+    "check": "test plugins, data and rewards without loading a model",
+    "plugins": "list registered rewards and datasets",
+    "merge-lora": "merge LoRA adapters into their base model",
+    "doctor": "check this machine and installation",
 }
 # The others work without the extra `cpu` or `gpu`, as long as they load no tokenizer (`swift check --model`).
 LOAD_MODELS = ("rlhf", "forecast", "rollout", "eval", "replay", "merge-lora", "demo")
@@ -109,7 +109,7 @@ def _run(command: str, words: list[str]) -> int:
     hint = (
         f"did you mean `swift {_OTHER_NAMES.get(near[0], near[0])}`?" if near else "`swift --help` lists the commands"
     )
-    raise UsageError(f"there is no command {command!r}: {hint}")
+    raise UsageError(f"unknown command {command!r}: {hint}")
 
 
 def _wanting(library: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.cli.rlhf import environment_of, print_estimate, start
 from swift_r1.errors import UsageError, one_line
 from swift_r1.flags.batch import processes_of
@@ -40,15 +41,35 @@ swift replay output/model/v0-20261121-120000 --external_plugins plugin.py --rewa
 """
 _STEPS_PER_ROUND = "optimizer_steps_per_round"
 
-_SAMPLED = ("steps_per_generation", "generation_batch_size", "num_mini_batches", "dynamic_sample", "max_resample_times")
+_SAMPLED = [
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_mini_batches",
+    "dynamic_sample",
+    "max_resample_times",
+]
 _SAMPLED_GROUPS = ("Data", "Rollouts", "Several turns")
 _MEMORY = ("offload_model", "offload_optimizer")  # the flags among those that are not of what was sampled
 _EVALUATION = ("metric_for_best_model", "greater_is_better", "early_stop_interval")
-_RUN = (
-    *("resume_from_checkpoint", "resume_force", "add_version", "push_to_hub", "view", "estimate", "max_runtime"),
-    *("nnodes", "node_rank", "master_addr", "master_port", "max_epochs", "steps_per_generation", "num_mini_batches"),
-    *("bf16", "fp16"),  # --torch_dtype says it
-)
+_RUN = [
+    "resume_from_checkpoint",
+    "resume_force",
+    "add_version",
+    "push_to_hub",
+    "view",
+    "estimate",
+    "max_runtime",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "max_epochs",
+    "steps_per_generation",
+    "num_mini_batches",
+    "bf16",
+    "fp16",
+]
+"""Flags of the recorded run that a replay has at their default; --torch_dtype says what the last two do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +83,7 @@ class ReplayArguments(RlhfArguments):
     @property
     def normalizes_rounds(self) -> bool:
         """Whether advantages are computed from all of a round: a part of it would give others."""
-        over_batch = self.scale_rewards == "batch" or self.advantage_estimator.startswith("reinforce_plus_plus")
+        over_batch = self.scale_rewards == "batch" or ESTIMATORS[self.advantage_estimator].over_batch
         return over_batch or self.rlhf_type == "ppo"
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
@@ -97,16 +118,17 @@ def recorded_flags(args: Mapping[str, Any], completions_per_round: int) -> dict[
     except TypeError as error:
         raise UsageError(f"args.json is of another version: {error}") from error
     specs = flag_specs(RlhfArguments)
-    values = {name: getattr(run, name) for name in specs}
-    values |= {name: specs[name].default for name in specs if name in _RUN or name.startswith("eval_")}
-    values |= {name: specs[name].default for name in _EVALUATION}
+    values: dict[str, Any] = {}
+    for name, spec in specs.items():
+        is_default = name in _RUN or name in _EVALUATION or name.startswith("eval_")
+        values[name] = spec.default if is_default else getattr(run, name)
     follows = {  # what follows from other flags, also from other values of them
         "scale_rewards": run.scale_rewards == run.default_scale,
         "reward_weights": set(run.reward_weights or ()) == {1.0},
         "critic_model": run.critic_model == run.model,
         "critic_learning_rate": run.critic_learning_rate == run.learning_rate,
     }
-    values |= dict.fromkeys((name for name, so in follows.items() if so), None)
+    values |= {name: None for name, does in follows.items() if does}
     return values | {"generation_batch_size": completions_per_round, "log_rollout_offpolicy_metrics": True}
 
 
@@ -144,7 +166,7 @@ def run(words: Sequence[str]) -> int:
         why = "a run with --agent or --env cannot be replayed, since an episode may have several sequences"
         raise UsageError(f"{recorded.path}: {why}")
     faults = [*run_folder_faults(args, world), *_reward_faults(recorded, args), *trainer_faults(args, world)]
-    faults = [*faults, *model_files_faults(args, os.environ)]
+    faults += model_files_faults(args, os.environ)
     if faults:
         raise UsageError(*faults)
     changes = _changes(recorded, args, world)
@@ -189,13 +211,16 @@ def _changes(recorded: RecordedRun, args: ReplayArguments, world: World) -> list
     """Says what may change what is learned."""
     specs = flag_specs(ReplayArguments)
     before = recorded.args
-    names = [name for name in sorted(args.given) if not specs[name].info.may_change and name != "max_steps"]
-    differing = [(name, before.get(name), getattr(args, name)) for name in names]
+    lines = []
+    for name in sorted(args.given - {"max_steps"}):
+        old = before.get(name)
+        new = getattr(args, name)
+        if old != new and not specs[name].info.may_change:
+            lines.append(f"--{name} {shown_value(old)} became {shown_value(new)}")
     processes = processes_of(recorded.args)
-    return [
-        *(f"--{name} {shown_value(old)} became {shown_value(new)}" for name, old, new in differing if old != new),
-        *([f"{processes} processes became {world.size}"] if processes != world.size else ()),
-    ]
+    if processes != world.size:
+        lines.append(f"{processes} processes became {world.size}")
+    return lines
 
 
 def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str]) -> tuple[Path | None, Path | None]:
@@ -221,14 +246,14 @@ def _start(recorded: RecordedRun, args: ReplayArguments, changes: Sequence[str])
 
 
 def _check_replay(folder: Path, recorded: RecordedRun, checkpoint: Path | None) -> None:
-    """Raises UsageError: the folder to go on in is no replay of this run, or begins elsewhere than `checkpoint`."""
+    """Raises UsageError: the folder to go on in is not a replay of this run, or begins elsewhere than `checkpoint`."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder / 'args.json'}: {one_line(error)}") from error
     if content.get("replay") is None or content["replay"]["run"] != str(recorded.path):
         raise UsageError(
-            f"--resume_from_checkpoint: {folder} is no replay of {recorded.path}: give another --output_dir"
+            f"--resume_from_checkpoint: {folder} is not a replay of {recorded.path}: give another --output_dir"
         )
     if checkpoint is None and content["resumed_from"] is not None:
         raise UsageError(
@@ -270,8 +295,8 @@ def _planned(
             last = min(last, (rounds + whole) * per_round)
     else:  # steps are counted otherwise than in the run
         ends = step - begun + per_round if begun else step
-        scheduled, last = (ends + number * per_round for number in (before["rounds"] - rounds, whole))
-        there = last
+        scheduled = ends + (before["rounds"] - rounds) * per_round
+        last = there = ends + whole * per_round
     end = args.max_steps if "max_steps" in args.given and args.max_steps > 0 else last
     if last < there and max(end, step + 1) > last:
         raise UsageError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from swift_r1.cli.files import naming
 from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.flags.fields import flag
@@ -97,14 +99,9 @@ def _check(file: Path) -> None:
     """Raises UsageError where the file cannot be written, or is there and is no report."""
     if not file.parent.is_dir():
         raise UsageError(f"{file}: there is no folder {file.parent}")
-    try:
-        with file.open("rb") as there:
-            if _MARK not in there.read(500):
-                raise UsageError(f"{file} is there, and is no report: name another file with -o")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}") from error
+    with naming(str(file)), suppress(FileNotFoundError), file.open("rb") as there:
+        if _MARK not in there.read(500):
+            raise UsageError(f"{file} exists and is not a report: name another file with -o")
 
 
 def _write(files: Mapping[Path, str]) -> None:
@@ -112,8 +109,6 @@ def _write(files: Mapping[Path, str]) -> None:
     from swift_r1.lab.evaluation.store import write_whole
 
     for file, text in files.items():
-        try:
+        with naming(f"{file} cannot be written"):
             file.parent.mkdir(exist_ok=True)
             write_whole(file, text)
-        except OSError as error:
-            raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from swift_r1.cli.files import naming
 from swift_r1.cli.report import write_report
 from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED, RunFailed, UsageError
 from swift_r1.flags.parser import is_flag, parse_arguments
@@ -49,16 +50,14 @@ def run(words: Sequence[str]) -> int:
     places = find_places(args.parallel, planned, os.environ)
     seeds = f" x {len(args.seeds)} seeds" if args.seeds else ""
     beside = f"{len(places)} beside each other" if len(places) > 1 else "one after another"
-    points = len({one.point for one in planned})
+    points = len({planned_run.point for planned_run in planned})
     say(f"{points} points{seeds}: {len(planned)} runs, {beside}, in {folder}", "sweep")
     if args.dry_run:
-        for number, one in enumerate(planned):
-            print(f"{places[number % len(places)]} swift rlhf {shlex.join(one.words)}")
+        for number, planned_run in enumerate(planned):
+            print(f"{places[number % len(places)]} swift rlhf {shlex.join(planned_run.words)}")
         return EXIT_OK
-    try:
+    with naming(f"--output_dir {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output_dir {folder}: {error.strerror or error}") from error
     with run_folder_held(folder, wait_s=1):
         return _sweep(args, file, folder, planned, places)
 

@@ -37,13 +37,13 @@ class ViewArguments(Command):
 
     command: ClassVar[str] = "view"
     runs: list[str] = flag([], "folders of runs, or that hold runs (default: output)", positional=True)
-    host: str = flag("127.0.0.1", "address of the page; any except loopback needs --api_key", _PAGE)
+    host: str = flag("127.0.0.1", "host to listen on; anything but localhost requires --api_key", _PAGE)
     port: int = flag(DEFAULT_PORT, "port of the page", _PAGE, at_least=1, at_most=65535)
     api_key: str | None = flag(
         None, "key of the page (better: in SWIFT_API_KEY): once as ?key=..., or in a header", secret=API_KEY_VARIABLE
     )
     open: bool = flag(False, "open the page in this machine's browser", _PAGE)
-    text: bool = flag(False, "overview and groups in the terminal, instead of the page")
+    text: bool = flag(False, "print the overview and groups in the terminal instead of serving a page")
     step: int | None = flag(None, "the step whose groups are shown (default: the last)", _TEXT, at_least=0)
     prompt: str | None = flag(None, "show the groups of this prompt, by its prompt_id", _TEXT)
     trace: str | None = flag(None, "write what every process did when to this file, for ui.perfetto.dev")

@@ -48,30 +48,42 @@ def run(words: Sequence[str]) -> int:
     for folder in find_runs(args.runs):
         log = Diagnosis(folder.path)
         log.refresh()
-        failed = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"][-1:]
         findings = list(log.findings.values())
-        missing = log.not_judged
-        early = log.too_early
-        problems = [*folder.problems, *log.problems]
         any_findings |= bool(findings)
-        about: dict[str, Any] = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}
-        about |= {"failed": next(iter(failed), None), "findings": [asdict(finding) for finding in findings]}
-        reports.append(about | {"not_judged": missing, "too_early": early, "problems": problems})
+        problems = [*folder.problems, *log.problems]
+        failure = None
+        for event in folder.events:
+            if event.get("kind") == "failed":
+                failure = str(event.get("text"))
+
+        report: dict[str, Any] = {
+            "run": str(folder.path),
+            "status": folder.status,
+            "steps": log.last_step,
+            "failed": failure,
+            "findings": [asdict(finding) for finding in findings],
+            "not_judged": log.not_judged,
+            "too_early": log.too_early,
+            "problems": problems,
+        }
+        reports.append(report)
         if args.json:
             continue
-        why = f": {failed[0]}" if folder.status == "failed" and failed else ""
+
+        why = f": {failure}" if folder.status == "failed" and failure is not None else ""
         print(visible(f"{folder.name}: {folder.status} at step {log.last_step}{why}"))
         for finding in findings:
             first, last = finding.steps
             print(visible(f"  {finding.name}, steps {first} to {last}: {finding.evidence}\n    try: {finding.advice}"))
-        looked = len(DETECTORS) - len(missing) - len(early)
-        print(f"  {'nothing else' if findings else 'nothing'} found; looked for {looked} of {len(DETECTORS)} signs")
-        if early:
-            print(f"  too early after {log.rounds} rounds: {', '.join(early)}")
-        if missing:
-            print(f"  not logged: {', '.join(missing)}")
+        looked = len(DETECTORS) - len(log.not_judged) - len(log.too_early)
+        print(f"  {'No further' if findings else 'No'} problems found ({looked} of {len(DETECTORS)} checks ran).")
+        if log.too_early:
+            print(f"  Not checked, too early after {log.rounds} rounds: {', '.join(log.too_early)}")
+        if log.not_judged:
+            print(f"  Not checked, metrics missing: {', '.join(log.not_judged)}")
         for problem in problems:
             print(visible(f"swift why: {folder.name}: {problem}"), file=sys.stderr)
+
     if args.json:
         print(json.dumps(reports, indent=2))
     return EXIT_RUN_FAILED if any_findings else EXIT_OK

@@ -84,7 +84,7 @@ def countdown_problem(
 def countdown_problems(
     count: int, seed: int = 42, split: Literal["train", "eval"] = "train", spec: CountdownSpec = DEFAULT_SPEC
 ) -> Iterator[CountdownProblem]:
-    """`count` problems in order of their index; those of the held-out split are all different.
+    """Yields `count` problems in order of their index; those of the held-out split are all different.
 
     Raises ValueError where the spec has fewer than `count` of those, as far as many attempts can tell.
     """

@@ -59,7 +59,7 @@ def load_answers(values: Sequence[str], flags: DataFlags, encoder: PromptEncoder
         wanted = source.spec.sample
         of_subset = {name: _with_answer(one) for name, one in source.of_subset.items()}
         answered = replace(source, preprocess=_with_answer(source.preprocess), of_subset=of_subset)
-        raws = source.rows("train", wanted if source.samples_itself else None, flags.seed)
+        raws = source.rows("train", wanted, flags.seed)
         found = list(preprocessed(answered, raws, flags.columns, drops, flags.strict, flags.tool_use))
         require_rows(source, len(found), drops)
         report_drops(source, drops)

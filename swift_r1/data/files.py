@@ -1,4 +1,5 @@
-"""Reading local data files row by row; a line that cannot be read is a fault of that row, not of the run."""
+"""Reading local data files row by row; a line that cannot be read is a fault of that row, not of the run, which
+`datasets.load_dataset` would end."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class _Collector:
         self.prepared: dict[str, str] = {}
 
     def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
-        """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
+        """Returns `wanted` good rows of a source (all, if None), reported and never empty; fewer only without
+        `repeat`."""
         count = wanted if source.samples_itself else None
         store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
         self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
@@ -71,7 +72,8 @@ class _Collector:
         return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
 
     def _places(self, count: int, wanted: int) -> np.ndarray:
-        """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
+        """Returns `wanted` places among `count` rows: all of them as often as they go into it, and a choice for the
+        rest.
 
         A place plus `n * count` stands for its `n`th repetition.
         """
@@ -128,7 +130,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             held_out += validation.collect(source, "eval", wanted)
         import numpy as np
 
-        trained = Rows(part for rows in training for part in rows.parts).column("key")
+        trained = sum(training, Rows()).column("key")
         shared = int(np.isin(np.unique(held_out.column("key")), trained).sum())
         if shared:
             _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
@@ -151,7 +153,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         counts = mixed_counts([len(rows) for rows in training], flags)
         training = [_resized(rows, counts[n], f"{seed}:mix:{n}") for n, rows in enumerate(training)]
         _logger.info("--interleave_prob: %s of %s rows", counts, [len(rows) for rows in training])
-    train = Rows(part for rows in training for part in rows.parts)
+    train = sum(training, Rows())
     if not train:
         raise UsageError("no training row is left; see the causes above")
     if not keep:
@@ -182,7 +184,7 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     found: list[Row] = []
     for source in sources:
         drops = Drops()
-        raws = source.rows("train", count if source.samples_itself else None, flags.seed)
+        raws = source.rows("train", count, flags.seed)
         good = preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use)
         rows = list(islice(good, count))
         require_rows(source, len(rows), drops)
@@ -280,14 +282,14 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
 
 def _resized(rows: Rows, count: int, seed: str) -> Rows:
-    """`count` of these rows: all of them as often as they go into it, and a choice for the rest."""
+    """Returns `count` of these rows: all of them as often as they go into it, and a choice for the rest."""
     turns, rest = divmod(count, len(rows))
     pieces = [*(rows for _ in range(turns)), rows.chosen(_choice(len(rows), rest, seed))]
     return Rows(part.again(turn) for turn, piece in enumerate(pieces) for part in piece.parts)
 
 
 def _choice(among: int, count: int, seed: str) -> list[int]:
-    """`count` places, in rising order."""
+    """Returns `count` places, in rising order."""
     return sorted(random.Random(seed).sample(range(among), count))
 
 

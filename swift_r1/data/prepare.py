@@ -1,4 +1,7 @@
-"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request."""
+"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request.
+
+The processes are not those of `Dataset.map`, which live on when their parent is killed.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +66,7 @@ def prepared_rows(
         UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
             name; with `strict`, a broken row.
     """
-    request = request_key(source, split, count, flags)
-    path = prepared.get(request)
+    path = prepared.get(request_key(source, split, count, flags))
     if path and (made := whole_store(Path(path))):
         if made.path.name.startswith(RUN_ONLY):
             made.path.unlink(missing_ok=True)  # who has it open can still read it
@@ -125,7 +127,7 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, pat
         report_drops(source, drops)
 
     shown = _with_progress(blocks, f"preparing {source.name}", count)
-    return write_store(path, shown, check, replace=not flags.load_from_cache_file)
+    return write_store(path, shown, check)
 
 
 def may_fork() -> bool:
@@ -222,11 +224,11 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> RowBlock:
     drops = Drops()
     rows = []
     raws = source.task_rows(task)
-    for raw, part, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
+    for name, row, line in results(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
         rows.append(
             {
                 "row": line + b"\n",
-                "name": f"{raw.index}.{part}" if part else str(raw.index),
+                "name": name,
                 "key": _hash(prompt_key(row)),
                 "id": 0 if row.get("id") is None else _hash(str(row["id"])),
                 "size": content_bytes(row),

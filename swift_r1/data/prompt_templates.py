@@ -107,7 +107,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError where template arguments have a name that no template can read, or one of what is rendered."""
     for name in arguments:
         if not name.isidentifier() or name in _RENDERED:
-            raise ValueError(f"has {name!r}, which is no argument of a chat template")
+            raise ValueError(f"has {name!r}, which is not an argument of a chat template")
 
 
 def template_arguments(enable_thinking: bool | None, others: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,23 +58,40 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
         about = meta or hub_datasets.get(spec.name) or DatasetMeta(dataset_name=spec.name)
         return _hub_source(spec, about, SetLocation(spec.name, spec.hub or default_hub(use_hf)))
     if meta is None:
-        if spec.is_file:
-            path = Path(spec.name)
-            there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            near = difflib.get_close_matches(path.name, there, n=1)
-            hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-            raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{hint}")
-        known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
-        near = difflib.get_close_matches(spec.name, known, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        text = f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
-        raise UsageError(text)
-    if spec.hub is not None:
-        return _hub_source(spec, meta, _place(spec, meta, use_hf))
+        raise _unknown(spec)
+    registered = None if spec.hub is not None else _registered(spec, meta)
+    return registered or _hub_source(spec, meta, _place(spec, meta, use_hf))
+
+
+def _unknown(spec: DatasetSpec) -> UsageError:
+    """Returns the error for a value that names nothing, with what is near to it."""
+    if spec.is_file:
+        path = Path(spec.name)
+        there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, there, n=1)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        return UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{hint}")
+    known = list(dict.fromkeys([*datasets, *builtin_datasets]))
+    near = difflib.get_close_matches(spec.name, known, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return UsageError(
+        f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
+    )
+
+
+def _registered(spec: DatasetSpec, meta: DatasetMeta) -> Source | None:
+    """Returns a registered set that needs no hub; None for one that a hub has. Raises UsageError where its path does
+    not exist, or ms-swift alone can load it."""
     if meta.loader is not None:
         subsets = _subsets(spec, meta)
-        names = tuple(one.subset for one in subsets)
-        return Source(spec, meta.name, meta.preprocess_func, loader=meta.loader, subsets=names, of_subset=_own(subsets))
+        return Source(
+            spec,
+            meta.name,
+            meta.preprocess_func,
+            loader=meta.loader,
+            subsets=tuple(one.subset for one in subsets),
+            of_subset=_own(subsets),
+        )
     if meta.dataset_path is not None:
         if not os.path.exists(meta.dataset_path):
             raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
@@ -89,7 +106,7 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
             f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
             "objects: give its DatasetMeta a loader= that yields rows, or dataset_path="
         )
-    return _hub_source(spec, meta, _place(spec, meta, use_hf))
+    return None
 
 
 def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:

@@ -67,9 +67,8 @@ def preprocessed(
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for raw, number, row, _line in results(source, raws, columns, drops, strict, tool_use):
-        suffix = f".{number}" if number else ""
-        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{raw.index}{suffix}"}
+    for name, row, _line in results(source, raws, columns, drops, strict, tool_use or ToolUse()):
+        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{name}"}
 
 
 def results(
@@ -77,33 +76,20 @@ def results(
     raws: Iterable[RawRow],
     columns: Mapping[str, str],
     drops: Drops,
-    strict: bool = False,
-    tool_use: ToolUse | None = None,
-) -> Iterator[tuple[RawRow, int, Row, bytes]]:
-    """Yields the raw row, which of its rows it is, the training row without `dataset` and `prompt_id`, and its JSON;
-    the arguments are those of `preprocessed`."""
-    use = tool_use or ToolUse()
+    strict: bool,
+    use: ToolUse,
+) -> Iterator[tuple[str, Row, bytes]]:
+    """Yields a training row's name, the row without `dataset` and `prompt_id`, and its JSON; the arguments are those
+    of `preprocessed`. The name is the index of the raw row; where a preprocessor makes several rows of one, the second
+    is `<index>.1`."""
+    reserved = RESERVED | TOOL_COLUMNS if use.called else RESERVED
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
-        rows: list[Row] = []
-        lines: list[bytes] = []
+        rows: list[tuple[Row, bytes]] = []
         if fault is None:
-            preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
-            renamed = _renamed(raw, columns)
-            given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
             try:
-                rows = as_list(preprocess_row(preprocess, renamed))
-                for row in rows:
-                    row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
-                    _refuse_unread(row)
-                    row["messages"] = _prompt_messages(row)
-                    descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
-                    if descriptions and use.agent_template is not None:
-                        row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
-                    elif descriptions or "tools" in row:
-                        row["tools"] = descriptions
-                    lines.append(_as_json(row))
+                rows = _training_rows(source, raw, columns, use)
             except UsageError:
                 raise
             except RowFault as error:
@@ -116,14 +102,33 @@ def results(
             drops.merge(Drops(broken=1, examples=[f"{raw.where}: {fault}"]))
             continue
         drops.filtered += not rows
-        for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            clashing = sorted((RESERVED | TOOL_COLUMNS if use.called else RESERVED).intersection(row))
+        for number, (row, line) in enumerate(rows):
+            clashing = sorted(reserved.intersection(row))
             if clashing:
                 raise UsageError(
                     f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
                     f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
                 )
-            yield raw, number, row, line
+            yield f"{raw.index}.{number}" if number else str(raw.index), row, line
+
+
+def _training_rows(source: Source, raw: RawRow, columns: Mapping[str, str], use: ToolUse) -> list[tuple[Row, bytes]]:
+    """Returns what a raw row becomes, each with its JSON. Raises RowFault, or what the preprocessor raises."""
+    preprocess = source.of_subset.get(raw.subset or "", source.preprocess)
+    renamed = _renamed(raw, columns)
+    given = {old.lower() for old in (*columns, *getattr(preprocess, "origin_columns", ()))} - _READ
+    found = []
+    for row in as_list(preprocess_row(preprocess, renamed)):
+        row |= {old: raw.row[old] for old in raw.row if old.lower() in given and old not in row}
+        _refuse_unread(row)
+        row["messages"] = _prompt_messages(row)
+        descriptions = use.descriptions(None if _is_empty(row.get("tools")) else row["tools"])
+        if descriptions and use.agent_template is not None:
+            row["messages"] = with_tools(row["messages"], descriptions, use.agent_template)
+        elif descriptions or "tools" in row:
+            row["tools"] = descriptions
+        found.append((row, _as_json(row)))
+    return found
 
 
 def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
@@ -218,7 +223,7 @@ def _as_json(row: Row) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Values that JSON has no form for, as the nearest ones that it has."""
+    """Returns a value that JSON has no form for as the nearest one that it has."""
     if isinstance(value, datetime | date | time_of_day):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -250,7 +255,7 @@ def prompt_key(row: Mapping[str, Any]) -> str:
 
 
 def content_bytes(row: Mapping[str, Any]) -> int:
-    """Bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
+    """Returns the bytes of the contents of a row's messages; with tools or calls more than any prompt has."""
     if row.get("tools") or any("tool_calls" in message for message in row["messages"]):
         return _UNBOUNDED
     return sum(len(message["content"].encode()) for message in row["messages"])

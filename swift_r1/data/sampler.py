@@ -55,7 +55,7 @@ class PromptSampler:
 
     def __next__(self) -> list[int]:
         """Returns the row indices of the next round, `prompts_per_round` of them."""
-        return [self.draw() for _ in range(self.prompts_per_round)]
+        return self.draws(self.prompts_per_round)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position and what it is a position in: a few numbers, whatever the size of the data."""
@@ -69,6 +69,10 @@ class PromptSampler:
             faults = ", ".join(f"{key} {state[key]} became {own[key]}" for key in differing)
             raise UsageError(f"cannot resume the order of the data: {faults}; give the flags of the saved run")
         self._drawn = int(state["drawn"])
+
+    def draws(self, count: int) -> list[int]:
+        """Returns the next `count` row indices."""
+        return [self.draw() for _ in range(count)]
 
     def draw(self) -> int:
         """Returns the next row index."""
@@ -139,7 +143,7 @@ class Uniform(Sampler):
     """Every row once per epoch, in a new random order each."""
 
     def next(self, count: int) -> list[int]:
-        return [self.order.draw() for _ in range(count)]
+        return self.order.draws(count)
 
 
 class Difficulty(Sampler):
@@ -164,7 +168,7 @@ class Difficulty(Sampler):
         others = (self.order.draw() for _ in range(len(self.rows)))
         taken = set(rows)
         rows += islice((row for row in others if row not in taken and self._rested(row)), count - len(rows))
-        rows += (self.order.draw() for _ in range(count - len(rows)))  # all others have come of late
+        rows += self.order.draws(count - len(rows))  # all others have come of late
         for row in rows:
             self._last[row] = self._calls
             self._rates.pop(row, None)
@@ -204,7 +208,7 @@ class Curriculum(Sampler):
         place = self._taken % len(self.rows)
         if not place or not self._epoch:
             self.order.load_state_dict(self.order.state_dict() | {"drawn": self._taken - place})
-            self._epoch = sorted((self.order.draw() for _ in self._difficulty), key=self._difficulty.__getitem__)
+            self._epoch = sorted(self.order.draws(len(self.rows)), key=self._difficulty.__getitem__)
         self._taken += 1
         return self._epoch[place]
 
@@ -238,7 +242,7 @@ class ReplayFailures(Sampler):
 
     def next(self, count: int) -> list[int]:
         rows = [*islice(self._failed, int(count * self.again))]
-        rows += (self.order.draw() for _ in range(count - len(rows)))
+        rows += self.order.draws(count - len(rows))
         for row in rows:
             self._failed.pop(row, None)
         return rows

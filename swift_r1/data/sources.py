@@ -4,7 +4,7 @@ loader, a file, a folder or a hub."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -143,21 +143,31 @@ class Source:
     streaming: bool = False
 
     @property
+    def _keywords(self) -> frozenset[str]:
+        """Returns the keywords that the loader names of those it may name (all except `start`, where it takes
+        `**kwargs`)."""
+        assert self.loader is not None
+        parameters = inspect.signature(self.loader).parameters.values()
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return frozenset(("split", "count", "seed", "subset"))
+        return frozenset(parameter.name for parameter in parameters)
+
+    @property
     def has_held_out(self) -> bool:
         if self.loader is not None:
-            return "split" in _keywords(self.loader)
+            return "split" in self._keywords
         return "eval" in self.files or bool(self.held_out_split)
 
     @property
     def samples_itself(self) -> bool:
         """Returns whether the loader makes as many rows as it is asked for."""
-        return self.loader is not None and len(self.subsets) < 2 and "count" in _keywords(self.loader)
+        return self.loader is not None and len(self.subsets) < 2 and "count" in self._keywords
 
     def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
         """Yields the raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises
         UsageError where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
-            yield from self._loaded({"split": split, "count": count, "seed": seed})
+            yield from self._loaded({"split": split, "count": count if self.samples_itself else None, "seed": seed})
         elif self.place is not None:
             index = 0
             for subset, part in self._parts(split):
@@ -170,7 +180,7 @@ class Source:
     def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
         """Yields the raw rows in parts of about `size`, for `task_rows`: other processes read them where that is
         possible."""
-        if self.loader is not None and self.samples_itself and count and "start" in _keywords(self.loader):
+        if self.loader is not None and self.samples_itself and count and "start" in self._keywords:
             for start in range(0, count, size):
                 yield {"split": split, "count": min(size, count - start), "seed": seed, "start": start}
             return
@@ -217,7 +227,7 @@ class Source:
 
     def _loaded(self, given: dict[str, Any]) -> Iterator[RawRow]:
         assert self.loader is not None
-        wanted = _keywords(self.loader)
+        wanted = self._keywords
         index = given.get("start", 0)
         for subset in self.subsets or (None,):
             known = given | {"subset": subset}
@@ -229,11 +239,3 @@ class Source:
                 raise
             except Exception as error:
                 raise UsageError(f"the loader of dataset {self.name} failed: {describe(error)}") from error
-
-
-def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Returns the keywords that a loader names of those it may name (all except `start`, where it takes `**kwargs`)."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return frozenset(("split", "count", "seed", "subset"))
-    return frozenset(parameter.name for parameter in parameters)

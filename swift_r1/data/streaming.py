@@ -1,5 +1,8 @@
 """The rows of `--streaming true`, read while the run trains. Their order is a function of the data, seed and position
-alone, so resuming is exact."""
+alone, so resuming is exact.
+
+`IterableDataset.shuffle` fills its whole buffer before the first row leaves, and the first round would wait for it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class RowStream:
                 rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
             found = 0
             for found, row in enumerate(rows, start=1):  # noqa: B007
-                yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
+                yield _named(row, "@", epoch)
             if not found:
                 raise UsageError("no training row is left; see the causes above")
             _logger.info("--streaming true: %s rows were one epoch, the next begins", f"{found:,}")
@@ -63,8 +66,7 @@ class RowStream:
             row = coming[number]
             if row is None:
                 continue
-            turn = turns[number]
-            yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
+            yield _named(row, "+", turns[number])
             following = next(running[number], None)
             if following is None:
                 turns[number] += 1
@@ -80,7 +82,7 @@ class RowStream:
         too_long = found = shown = 0
         for turn in count():
             before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, flags.seed)
+            raws = source.rows("train", wanted, flags.seed)
             for row in preprocessed(source, raws, flags.columns, drops, flags.strict, flags.tool_use):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
@@ -90,7 +92,7 @@ class RowStream:
                     too_long += 1
                     continue
                 found += 1
-                yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
+                yield _named(row, "+", turn)
                 if found == wanted:
                     break
             if wanted is None or found in (before, wanted):
@@ -103,6 +105,11 @@ class RowStream:
             )
         if log and drops.broken:
             _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
+
+
+def _named(row: Row, sign: str, times: int) -> Row:
+    """Returns the row under the name that it has where it came `times` times before."""
+    return {**row, "prompt_id": f"{row['prompt_id']}{sign}{times}"} if times else row
 
 
 def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,28 @@ from swift_r1.flags.fields import Scope, check_pattern, flag, shown_value
 from swift_r1.flags.training import DTYPES, ModelArguments
 
 CONFIG = "adapter_config.json"
+ALL_LINEAR = "all-linear"
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "true", "false", "gaussian", "orthogonal", "eva", None)
 """Values of `init_lora_weights` that leave the model under the adapters as it is."""
-_NOT_OURS = (
-    *("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "lora_bias"),
-    *("trainable_token_indices", "use_qalora", "layer_replication", "target_parameters", "alora_invocation_tokens"),
-    *("arrow_config", "kasa_config", "velora_config", "monteclora_config", "use_bdlora"),
-)
+_NOT_OURS = [
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "trainable_token_indices",
+    "use_qalora",
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "use_bdlora",
+]
 
 
 def adapter_config(flag: str, folder: str | Path) -> Mapping[str, Any]:
@@ -68,7 +83,7 @@ def adapter_flags(flag: str, folder: str | Path) -> dict[str, Any]:
     return {
         "lora_rank": config["r"],
         "lora_alpha": config["lora_alpha"],
-        "target_modules": ["all-linear"] if isinstance(targets, str) else sorted(targets),
+        "target_modules": [ALL_LINEAR] if isinstance(targets, str) else sorted(targets),
         "target_regex": targets if isinstance(targets, str) else None,
         "use_rslora": bool(config.get("use_rslora")),
         "use_dora": bool(config.get("use_dora")),
@@ -102,11 +117,11 @@ class AdapterArguments(ModelArguments):
     lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
     lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
     target_modules: list[str] = flag(
-        ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
+        [ALL_LINEAR], "modules that get adapters; all-linear: every linear layer except the output head", _ADAPTERS
     )
     target_regex: str | None = flag(
         None,
-        "pattern of the whole names of the modules that get adapters",
+        "pattern that full names of modules with adapters match",
         _ADAPTERS,
         check=check_pattern,
         instead_of=("target_modules",),
@@ -132,7 +147,7 @@ class AdapterArguments(ModelArguments):
     )
     init_weights: str = flag(
         "true",
-        "how A begins (B is 0): as a linear layer's weights do, or gaussian",
+        "initial values of A (B is 0): as in a linear layer, or gaussian",
         _ADAPTERS,
         check=_starts_as_identity,
         synonyms={"true": "true"},
@@ -144,7 +159,7 @@ class AdapterArguments(ModelArguments):
         choices=DTYPES,
     )
     lorap_lr_ratio: float | None = flag(
-        None, "LoRA+: B's learning rate is this many times --learning_rate", _ADAPTERS, more_than=0
+        None, "LoRA+: B's learning rate as a multiple of --learning_rate", _ADAPTERS, more_than=0
     )
     adapters: list[str] = flag(
         [],
@@ -157,7 +172,7 @@ class AdapterArguments(ModelArguments):
         [], "folder of adapters of the reference (default: --model alone)", _ADAPTERS, check=_folder("--ref_adapters")
     )
     quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
+    quant_method: str = flag("bnb", "library that stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
     bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
     bnb_4bit_compute_dtype: str | None = flag(
         None, "dtype that 4-bit weights compute in: --torch_dtype", _QUANTIZED, choices=DTYPES
@@ -190,6 +205,18 @@ class AdapterArguments(ModelArguments):
             )
 
     @property
+    def low_rank_alone(self) -> bool:
+        """Whether the adapters are nothing but `B A`, which is what vLLM takes as an adapter."""
+        return not self.use_dora and not self.modules_to_save
+
+    def adapts(self, module: str) -> bool:
+        """Says whether the linear layer of this name gets an adapter."""
+        if self.target_regex is not None:
+            return re.fullmatch(self.target_regex, module) is not None
+        ends = tuple(f".{target}" for target in self.target_modules)
+        return self.target_modules == [ALL_LINEAR] or f".{module}".endswith(ends)
+
+    @property
     def start_adapters(self) -> list[str]:
         """`--adapters`, or the checkpoint in their place."""
         return self.adapters
@@ -197,5 +224,5 @@ class AdapterArguments(ModelArguments):
     def given_adapters(self, given: frozenset[str]) -> dict[str, Any]:
         """Returns the flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
         own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
-        linear = "target_modules" in given and self.target_modules == ["all-linear"]
+        linear = "target_modules" in given and self.target_modules == [ALL_LINEAR]
         return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
 from swift_r1.errors import UsageError
-from swift_r1.flags.fields import Scope, check_no_key, flag, free
+from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
 from swift_r1.flags.rollout import MultiTurnArguments
 from swift_r1.wire.urls import why_no_url, without_password
 
@@ -42,23 +43,21 @@ def _check_env(spec: str) -> None:
 class AgentArguments(MultiTurnArguments):
     """Agents."""
 
-    agent: str | None = flag(
-        None, "name of the agent, registered in agents, that plays a whole episode for each completion (docs/agents.md)"
-    )
+    agent: str | None = flag(None, "name of a registered agent that plays an episode per completion (docs/agents.md)")
     agent_command: str | None = flag(
         None,
-        "program that plays an episode: a process each, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, and the "
-        "row as JSON on its standard input",
+        "program that plays one episode per process, with OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL set and "
+        "the row as JSON on standard input",
         check=_check_command,
         instead_of=("agent",),
     )
-    agent_timeout: float = free(
+    agent_timeout: float = resumable_flag(
         300.0,
-        "seconds that an episode may take, without those in which it waits for the model, before it is killed",
+        "seconds before an episode is killed, not counting its waits for the model",
         _AGENT,
         more_than=0,
     )
-    agent_concurrency: int = free(64, "episodes at once, a process each", _AGENT, at_least=1)
+    agent_concurrency: int = resumable_flag(64, "episodes at once, one process each", _AGENT, at_least=1)
     advantage_per: str = flag(
         "episode",
         "whether all of an episode has one advantage, or turn_rewards that the agent returns add to it turn by turn "
@@ -127,9 +126,13 @@ def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     }.items():
         if getattr(args, name):
             yield f"--{name} does not go with --agent or --agent_command: {why}"
-    for name, value in (("rlhf_type", "ppo"), ("loss_type", "real")):
-        if getattr(args, name) == value:
-            yield f"--{name} {value} does not go with --agent or --agent_command: it takes completions of one sequence"
+    loss = LOSSES[args.loss_type]
+    for chosen_by, compares in (
+        ("--rlhf_type ppo", args.rlhf_type == "ppo"),
+        (loss.chosen_by, loss.labels is not None),
+    ):
+        if compares:
+            yield f"{chosen_by} does not go with --agent or --agent_command: it takes completions of one sequence"
     if "loss_scale" in given and args.loss_scale != "default":
         yield "--loss_scale last_round is for schedulers, not for --agent or --agent_command"
     if 0 < args.step_timeout <= args.agent_timeout:
@@ -137,5 +140,6 @@ def agent_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
             f"--agent_timeout {args.agent_timeout:g} is not below --step_timeout {args.step_timeout}, which would "
             "end the run while an episode may still take its time"
         )
-    if args.advantage_per == "turn" and args.advantage_estimator == "reinforce_plus_plus":
-        yield "--advantage_per turn compares the turns of a group, and reinforce_plus_plus those of a batch: use grpo"
+    estimator = ESTIMATORS[args.advantage_estimator]
+    if args.advantage_per == "turn" and estimator.baseline == "batch":
+        yield f"--advantage_per turn compares the turns of a group, and {estimator.name} those of a batch: use grpo"

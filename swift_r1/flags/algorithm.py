@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.algorithms.method import Field, with_settings
 from swift_r1.algorithms.methods import ESTIMATORS, LOSSES
-from swift_r1.flags.fields import Scope, flag, free
+from swift_r1.flags.fields import Scope, flag, resumable_flag
+
+if TYPE_CHECKING:
+    from swift_r1.flags.rlhf import RlhfArguments
 
 DEFAULT_SCALE_REWARDS = {name: estimator.default_scale for name, estimator in ESTIMATORS.items()}
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
@@ -21,7 +25,9 @@ def _not_ppo(why: str) -> Scope:
 @cache
 def _only(*losses: str) -> Scope:
     """Returns the scope of flags that these losses read."""
-    return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
+    return Scope(
+        lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", allow_default=True
+    )
 
 
 def _reads(name: str) -> Scope:
@@ -47,17 +53,19 @@ _CHORD = Scope(lambda args: bool(args.chord_sft_dataset), "without --chord_sft_d
 _REFERENCE = Scope(
     lambda args: args.wants_reference,
     "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
-    unless_off=True,
+    allow_default=True,
 )
 _REFERENCE_OR_PPO = Scope(
-    lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
+    lambda args: args.wants_reference or args.rlhf_type == "ppo",
+    "without a KL: give --beta above 0",
+    allow_default=True,
 )
 _OWN_REFERENCE = Scope(
     lambda args: args.train_type == "full" or args.ref_model is not None,
     "with --train_type {train_type}: the reference is the model without its adapters",
-    unless_off=True,
+    allow_default=True,
 )
-_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
+_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", allow_default=True)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
 _CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_importance_sampling_mode")
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
@@ -73,9 +81,7 @@ def _own_flag(loss: Any, item: Field) -> Any:
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag(
-        "grpo", "the algorithm, grpo or ppo; ms-swift runs others", choices=("grpo", "ppo"), required=True
-    )
+    rlhf_type: str = flag("grpo", "grpo or ppo; ms-swift runs other algorithms", choices=("grpo", "ppo"), required=True)
     beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
     epsilon: float = flag(
         0.2, "lower clip range of the ratio", _reads("epsilon"), at_least=0, less_than=1, aliases=("cliprange",)
@@ -110,7 +116,7 @@ class AlgorithmArguments:
         "reinforce_plus_plus_baseline (or ..._group) the group's",
         _not_ppo("advantages come from the critic"),
         choices=tuple(ESTIMATORS),
-        synonyms={one.synonym: name for name, one in ESTIMATORS.items() if one.synonym is not None},
+        synonyms={estimator.synonym: name for name, estimator in ESTIMATORS.items() if estimator.synonym is not None},
         ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_group here",
     )
     importance_sampling_level: str = flag(
@@ -121,9 +127,9 @@ class AlgorithmArguments:
         choices=("token", "sequence", "sequence_token"),
     )
     top_entropy_quantile: float = flag(
-        1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
+        1.0, "share of tokens, by highest entropy, that keep their policy loss", more_than=0, at_most=1
     )
-    overlong_filter: bool = flag(False, "leave truncated completions out of the loss (their rewards still count)")
+    overlong_filter: bool = flag(False, "exclude truncated completions from the loss (their rewards still count)")
     kl_in_reward: bool = flag(
         False,
         "subtract --beta times the KL from the reward instead of adding it to the loss",
@@ -145,7 +151,7 @@ class AlgorithmArguments:
         _not_ppo("advantages are of tokens"),
         at_least=0,
     )
-    log_rollout_offpolicy_metrics: bool = free(
+    log_rollout_offpolicy_metrics: bool = resumable_flag(
         False, "log perplexities, KL, chi-squared and effective sample sizes of engine against trainer, under rollout/"
     )
     log_entropy: bool = flag(
@@ -153,8 +159,10 @@ class AlgorithmArguments:
         "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
         "always logged); one forward pass more where a round has one optimizer step",
     )
-    dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
-    max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
+    dynamic_sample: bool = flag(False, "replace groups with equal rewards by groups of further prompts", _EQUAL)
+    max_resample_times: int = flag(
+        3, "maximum resampling attempts per round; remaining groups are trained on", _EQUAL, _RESAMPLES, at_least=1
+    )
     ref_model: str | None = flag(
         None,
         "folder or id of the reference policy, of the policy's architecture and tokenizer (default: --model, without "
@@ -163,10 +171,10 @@ class AlgorithmArguments:
     )
     sync_ref_model: bool = flag(
         False,
-        "move the reference towards the policy now and then",
+        "move the reference towards the policy at intervals",
         *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
     )
-    ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
+    ref_model_sync_steps: int = flag(512, "optimizer steps between these moves", _SYNC_REFERENCE, at_least=1)
     ref_model_mixup_alpha: float = flag(
         0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
     )
@@ -197,13 +205,13 @@ class ChordArguments:
         _not_ppo("it is GRPO's"),
     )
     chord_sft_per_device_train_batch_size: int | None = flag(
-        None, "such rows per process and accumulation step", _CHORD, at_least=1
+        None, "demonstrations per process and accumulation step", _CHORD, at_least=1
     )
-    chord_enable_phi_function: bool = flag(False, "weigh each of their tokens by p (1 - p)", _CHORD)
-    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu is at its peak", _CHORD, at_least=0)
-    chord_mu_decay_steps: int | None = flag(None, "steps from there to its last value", _CHORD, at_least=0)
-    chord_mu_peak: float | None = flag(None, "largest mu", _CHORD, at_least=0, at_most=1)
-    chord_mu_valley: float | None = flag(None, "last mu", _CHORD, at_least=0, at_most=1)
+    chord_enable_phi_function: bool = flag(False, "weight each demonstration token by p (1 - p)", _CHORD)
+    chord_mu_warmup_steps: int | None = flag(None, "optimizer steps until mu peaks", _CHORD, at_least=0)
+    chord_mu_decay_steps: int | None = flag(None, "steps from the peak to the final value", _CHORD, at_least=0)
+    chord_mu_peak: float | None = flag(None, "peak value of mu", _CHORD, at_least=0, at_most=1)
+    chord_mu_valley: float | None = flag(None, "final value of mu", _CHORD, at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +222,9 @@ class PPOArguments:
         None, "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)", _PPO
     )
     critic_learning_rate: float | None = flag(
-        None, "the critic's peak rate (default: --learning_rate)", _PPO, at_least=0
+        None, "the critic's peak learning rate (default: --learning_rate)", _PPO, at_least=0
     )
-    critic_warmup_steps: int = flag(0, "optimizer steps at the start in which only the critic learns", _PPO, at_least=0)
+    critic_warmup_steps: int = flag(0, "initial optimizer steps that train only the critic", _PPO, at_least=0)
     num_mini_batches: int | None = flag(
         None,
         "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches",
@@ -226,11 +234,49 @@ class PPOArguments:
         ms_swift="1",
     )
     kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")
-    gamma: float = flag(1.0, "discount of later rewards", _PPO, at_least=0, at_most=1)
+    gamma: float = flag(1.0, "discount factor of later rewards", _PPO, at_least=0, at_most=1)
     lam: float = flag(
         0.95, "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return", _PPO, at_least=0, at_most=1
     )
-    cliprange_value: float = flag(0.2, "how far a value may move within a round; 0: without limit", _PPO, at_least=0)
+    cliprange_value: float = flag(0.2, "clip range of the value within a round; 0: no clipping", _PPO, at_least=0)
     vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
     whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
     whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)
+
+
+def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
+    """Yields what the loss, the estimator, PPO and CHORD need of other flags."""
+    loss = LOSSES[args.loss_type]
+    estimator = ESTIMATORS[args.advantage_estimator]
+    needs_groups = args.rlhf_type == "grpo" and estimator.baseline == "group"
+    if needs_groups and args.num_generations < 2 and not args.teaches_tokens:
+        yield (
+            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {estimator.name}, which "
+            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
+            "baseline is the batch"
+        )
+    warmup = args.critic_warmup_steps
+    if args.rlhf_type == "ppo" and 0 < args.max_steps <= warmup:
+        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+    chord = [item.name for item in fields(ChordArguments) if item.default is None] if args.chord_sft_dataset else []
+    missing = [f"--{name}" for name in chord if getattr(args, name) is None]
+    if missing:
+        yield f"--chord_sft_dataset needs {', '.join(missing)}"
+    if loss.ratio_of_tokens and args.importance_sampling_level != "token":
+        yield f"{loss.chosen_by} weighs tokens by their own ratios: use --importance_sampling_level token"
+    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if "delta" in loss.reads and args.delta is not None and args.delta <= 1 + clip_high:
+        yield (
+            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
+            "advantages but clip positive ones, which is what --epsilon_high does"
+        )
+    if estimator.over_batch and "scale_rewards" in given and args.scale_rewards == "group":
+        yield (
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator.name}, which normalises over "
+            "the batch: use batch or none"
+        )
+    if args.dynamic_sample and estimator.baseline == "batch":
+        yield (
+            f"--dynamic_sample true makes no sense with --advantage_estimator {estimator.name}, whose baseline is "
+            "the batch: groups of equal rewards teach there too"
+        )

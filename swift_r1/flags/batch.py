@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.algorithms.methods import LOSSES
 from swift_r1.flags.output import LAST
 from swift_r1.flags.world import World
 from swift_r1.record.folder import newest_version
@@ -27,16 +28,20 @@ SIZES = (*BATCH, "chord_sft_per_device_train_batch_size")
 
 
 def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping[str, Any], int] | None:
-    """Flags, resolved, and number of processes of the run that `--resume_from_checkpoint` goes on with, of which the
-    batch is to be: as its newest checkpoint has them, or its args.json before the first one. None where there is no run
-    yet, or these files are not ours, which is reported where they are checked."""
+    """Returns the resolved flags of the run that `--resume_from_checkpoint` goes on with, and its number of processes.
+
+    They are those of its newest checkpoint, or of its args.json before the first one; the batch is to be as there. None
+    where there is no run yet, or these files are not ours, which is reported where they are checked.
+    """
     if resume_from == LAST:
         run = newest_version(base)[1] if add_version else base
-        checkpoints = [] if run is None else sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
+        if run is None:
+            return None
+        checkpoints = sorted(run.glob("checkpoint-*[0-9]"), key=_step_of, reverse=True)
+        files = [checkpoint / "state" / "run.json" for checkpoint in checkpoints] + [run / "args.json"]
     else:
-        run = None
-        checkpoints = [Path(resume_from)]
-    for path in (*(one / "state" / "run.json" for one in checkpoints), *([] if run is None else [run / "args.json"])):
+        files = [Path(resume_from) / "state" / "run.json"]
+    for path in files:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             flags = content["fingerprint"]["args"] if path.name == "run.json" else content["args"]
@@ -47,11 +52,14 @@ def began_with(base: Path, add_version: bool, resume_from: str) -> tuple[Mapping
 
 
 def batch_sizes(flags: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Completions of a round and of an optimizer step, and experts' answers of one, over all processes; of resolved
-    flags."""
+    """Returns the completions of a round and of an optimizer step, and a step's demonstrations, over all processes.
+
+    Args:
+        flags: resolved.
+    """
     counted = flags["gradient_accumulation_steps"] * processes_of(flags)
-    experts = flags["chord_sft_per_device_train_batch_size"] or 0
-    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * experts
+    answers = flags["chord_sft_per_device_train_batch_size"] or 0
+    return flags["generation_batch_size"], counted * flags["per_device_train_batch_size"], counted * answers
 
 
 def processes_of(flags: Mapping[str, Any]) -> int:
@@ -99,10 +107,20 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
             f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
             "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
         )
-    elif args.loss_type == "real" and (step := micro_batch * accumulation) % args.num_generations:
+        return
+    loss = LOSSES[args.loss_type]
+    step = micro_batch * accumulation
+    if loss.labels is not None and step % args.num_generations:
         yield (
-            f"--loss_type real compares all completions of a prompt, and an optimizer step of {step} ({across} x "
+            f"{loss.chosen_by} compares all completions of a prompt, and an optimizer step of {step} ({across} x "
             f"{accumulation} accumulation steps) splits groups of --num_generations {args.num_generations}"
+        )
+    longest = (args.max_length or 0) + args.max_completion_length
+    most = args.max_tokens_per_micro_batch
+    if most is not None and most < longest:
+        yield (
+            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
+            "tokens (--max_length and --max_completion_length)"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.prompt_templates import TEMPLATES, check_arguments, prompt_template, system_message
 from swift_r1.data.tools import AGENT_TEMPLATES
-from swift_r1.flags.fields import Scope, check_no_key, flag, free
+from swift_r1.flags.fields import Scope, check_no_key, flag, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
@@ -20,7 +20,7 @@ _PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose p
 _IN_ORDER = Scope(
     lambda args: args.prompt_sampler == "uniform",
     "with --prompt_sampler {prompt_sampler}, which chooses prompts when they are needed",
-    unless_off=True,
+    allow_default=True,
 )
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
 _NOT_READ = Scope(
@@ -34,7 +34,7 @@ _LIMITED = Scope(
 EVALUATED = Scope(
     lambda args: args.evaluates,
     "without --eval_steps (or --eval_on_start true)",
-    unless_off=True,
+    allow_default=True,
 )
 
 
@@ -87,14 +87,14 @@ class DataArguments:
         required=True,
         unless="env",
     )
-    val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
+    val_dataset: list[str] = resumable_flag([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
     split_dataset_ratio: float = flag(
         0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
     )
     interleave_prob: list[float] | None = flag(
         None,
-        "mix the data sets: each next row is from one drawn with these probabilities, one per --dataset (default: all "
-        "rows of all of them)",
+        "mix datasets: draw each row's dataset with these probabilities, one per --dataset (default: all rows of all "
+        "datasets)",
         more_than=0,
         at_most=1,
     )
@@ -121,14 +121,14 @@ class DataArguments:
         ),
         ms_swift="by model",
     )
-    strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
-    dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
-    load_from_cache_file: bool = free(
-        True, "reuse rows that the same code preprocessed before from the same data", _STORED, ms_swift="false"
+    strict: bool = resumable_flag(False, "stop at a row that cannot be read or preprocessed, instead of leaving it out")
+    dataset_num_proc: int = resumable_flag(1, "processes that preprocess rows", _STORED, at_least=1)
+    load_from_cache_file: bool = resumable_flag(
+        True, "reuse preprocessed rows of the same data and code", _STORED, ms_swift="false"
     )
     streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
     shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
-    dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
+    dataset_shuffle: bool = flag(True, "shuffle prompts in each epoch, and draw the rows of #N at random")
     data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
     prompt_sampler: str = flag(
         "uniform",
@@ -138,7 +138,7 @@ class DataArguments:
     )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
-    response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
+    response_prefix: str = flag("", "text that begins the model's turn, such as '<think>'; rewards see it too")
     enable_thinking: bool | None = THINKING
     chat_template_kwargs: dict[str, Any] = ARGUMENTS
     max_length: int | None = flag(
@@ -153,13 +153,15 @@ class DataArguments:
         choices=("delete", "left"),
         ms_swift="left",
     )
-    dataloader_num_workers: int = free(
+    dataloader_num_workers: int = resumable_flag(
         0, "processes that tokenise prompts in advance", _IN_ORDER, at_least=0, ms_swift="1"
     )
-    dataloader_prefetch_factor: int = free(2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1)
+    dataloader_prefetch_factor: int = resumable_flag(
+        2, "rounds of prompts prepared by each of these processes", _WORKERS, at_least=1
+    )
     dataloader_drop_last: bool = flag(
         False,
-        "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
+        "drop prompts at the end of a pass that do not fill a round; otherwise the next pass fills it",
         _PASSES,
         _IN_ORDER,
     )

@@ -21,42 +21,44 @@ MOST_FROM_SERVER = 20  # likeliest tokens in an answer of a server
 
 
 def read_teachers(words: list[str]) -> dict[str, str]:
-    """The address of each tag, `""` for one that teaches everything. Raises ValueError: they are no such words."""
-    found: dict[str, str] = {}
-    entries = [one for word in words for one in _entries(word)]
+    """Returns the address of each tag, `""` for one that teaches everything. Raises ValueError: they are no such
+    words."""
+    url_of: dict[str, str] = {}
+    entries = [entry for word in words for entry in _entries(word)]
     for url, tags in entries:
         check_url(url)
         if not tags and len(entries) > 1:
             raise ValueError(f"several teachers need tags, as in {_EXAMPLE}: {url} has none")
         for tag in tags or [""]:
-            if tag in found:
+            if tag in url_of:
                 raise ValueError(f"the tag {tag!r} has two teachers")
-            found[tag] = url
-    return found
+            url_of[tag] = url
+    return url_of
 
 
 _EXAMPLE = '\'{"url": "http://127.0.0.1:8001", "tags": ["math"]}\''
 
 
 def _entries(word: str) -> list[tuple[str, list[str]]]:
+    """Returns the addresses in a word, each with its tags."""
     if word[:1] not in ("{", "["):
         return [(word, [])]
     try:
         content = json.loads(word)
-        found = []
-        for one in content if isinstance(content, list) else [content]:
-            tags = one.get("tags", [])
-            found.append((str(one["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
-        return found
+        entries = []
+        for teacher in content if isinstance(content, list) else [content]:
+            tags = teacher.get("tags", [])
+            entries.append((str(teacher["url"]), [tags] if isinstance(tags, str) else [str(tag) for tag in tags]))
+        return entries
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"must be an address, or JSON like {_EXAMPLE}, not {word!r}") from None
 
 
-_TAUGHT = Scope(lambda args: args.teaches_by is not None, "without --teacher_model or --teacher_model_server", True)
+_TAUGHT = Scope(lambda args: args.distillation is not None, "without --teacher_model or --teacher_model_server", True)
 _LOCAL = Scope(
     lambda args: bool(args.teacher_model or args.teacher_adapters) and args.teacher_model != POLICY,
     "without a model of its own as teacher (--teacher_model)",
-    unless_off=True,
+    allow_default=True,
 )
 _SERVED = Scope(lambda args: bool(args.teacher_model_server), "without --teacher_model_server")
 
@@ -79,12 +81,12 @@ class DistillationArguments(AlgorithmArguments):
 
     teacher_model: str | None = flag(
         None,
-        "folder or id of a model that teaches, of the policy's tokenizer; --model itself: it as it was loaded; "
-        f"policy: the policy as it is, which reads the column {HINT}",
+        "folder or id of the teacher model, with the policy's tokenizer; --model's own path: the model as loaded; "
+        "policy: the current policy, which reads the column {HINT}",
     )
     teacher_adapters: str | None = flag(
         None,
-        "folder of adapters over --teacher_model (default of that: --model)",
+        "folder of adapters for --teacher_model (which is then --model by default)",
         check=partial(adapter_flags, "--teacher_adapters"),
     )
     teacher_model_server: list[str] = flag(
@@ -94,10 +96,8 @@ class DistillationArguments(AlgorithmArguments):
         objects=True,
         check=lambda word: read_teachers([word]),
     )
-    teacher_tag_key: str = flag("dataset", "the column that has a row's tag, for several teachers", _SERVED)
-    teacher_kl_coef: float = flag(
-        1.0, "weight of the teacher in the advantages, the rewards or the loss", _TAUGHT, at_least=0
-    )
+    teacher_tag_key: str = flag("dataset", "column with the row's tag, for several teachers", _SERVED)
+    teacher_kl_coef: float = flag(1.0, "weight of the teacher in advantages, rewards or loss", _TAUGHT, at_least=0)
     teacher_kl_in_reward: bool = flag(
         False,
         "subtract --teacher_kl_coef times a completion's KL to the teacher from its reward, in the place of that of "
@@ -116,7 +116,7 @@ class DistillationArguments(AlgorithmArguments):
         None,
         "rlsd: the reward says in which direction, and the teacher (by default the policy itself, which reads the "
         f"column {HINT}) which tokens of a completion count more",
-        choices=tuple(one.value for one in DISTILLATIONS.values() if one.flag == "advantage_reweight"),
+        choices=tuple(method.value for method in DISTILLATIONS.values() if method.flag == "advantage_reweight"),
         instead_of=("teacher_kl_in_reward", "gkd_logits_topk", "teacher_kl_coef"),
     )
     offload_teacher_model: bool = flag(
@@ -128,16 +128,17 @@ class DistillationArguments(AlgorithmArguments):
         """How the policy learns from the teacher; None without one."""
         if self.teacher_or_policy is None and not (self.teacher_adapters or self.teacher_model_server):
             return None
-        return self._asked_for or next(one for one in DISTILLATIONS.values() if one.flag is None)
+        return self._asked_for or next(method for method in DISTILLATIONS.values() if method.flag is None)
 
     @property
     def _asked_for(self) -> Distillation | None:
-        return next((one for one in DISTILLATIONS.values() if one.chosen(self)), None)
+        return next((method for method in DISTILLATIONS.values() if method.chosen(self)), None)
 
     @property
-    def teaches_by(self) -> str | None:
-        """The name of `distillation`; None without a teacher."""
-        return None if self.distillation is None else self.distillation.name
+    def teaches_tokens(self) -> bool:
+        """Whether tokens learn from the teacher where all rewards are equal."""
+        method = self.distillation
+        return method is not None and not method.needs_rewards and method.rewards is None
 
     @property
     def teacher_or_policy(self) -> str | None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.flags.fields import Scope, flag_specs, free, spellings
+from swift_r1.flags.fields import Scope, flag_specs, resumable_flag, spellings
 
 _STARTS = Scope(
-    lambda args: args.starts_engine, "without --vllm_mode colocate: give it to `swift rollout`", unless_off=True
+    lambda args: args.starts_engine, "without --vllm_mode colocate: give it to `swift rollout`", allow_default=True
 )
-_ADAPTERS = Scope(lambda args: args.takes_adapters, "without --train_type lora: all weights go there", unless_off=True)
+_ADAPTERS = Scope(
+    lambda args: args.takes_adapters, "without --train_type lora: all weights go there", allow_default=True
+)
 _LORA = Scope(lambda args: args.vllm_enable_lora, "without --vllm_enable_lora true")
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for; adapters of lower rank are padded."""
@@ -47,37 +49,39 @@ class EngineFlags:
     """Engine (vLLM)."""
 
     # Each `vllm_x` is vLLM's engine argument `x` (`passed_to_vllm`); None leaves what vLLM chooses.
-    vllm_enforce_eager: bool | None = free(
+    vllm_enforce_eager: bool | None = resumable_flag(
         None, "no torch.compile and no CUDA graphs: starts sooner, runs slower", _STARTS
     )
-    vllm_tensor_parallel_size: int = free(
+    vllm_tensor_parallel_size: int = resumable_flag(
         1,
         "GPUs (or parts of a CPU) that share one copy of the model; colocate: one engine for so many processes",
         _STARTS,
         at_least=1,
         aliases=("tensor_parallel_size",),
     )
-    vllm_enable_prefix_caching: bool = free(True, "compute a group's shared prompt once", _STARTS)
-    vllm_enable_lora: bool = free(
+    vllm_enable_prefix_caching: bool = resumable_flag(True, "compute the shared prompt of a group once", _STARTS)
+    vllm_enable_lora: bool = resumable_flag(
         False, "take only the adapters from a trainer with --train_type lora", _STARTS, _ADAPTERS
     )
-    vllm_max_lora_rank: int = free(
+    vllm_max_lora_rank: int = resumable_flag(
         16,
         "highest --lora_rank that vLLM accepts, with --vllm_enable_lora true (colocate: at least --lora_rank)",
         _STARTS,
         _LORA,
         choices=LORA_RANKS,
     )
-    vllm_max_num_seqs: int | None = free(
-        None, "most completions that an engine works on at once (default: vLLM's)", _STARTS, at_least=1
+    vllm_max_num_seqs: int | None = resumable_flag(
+        None, "maximum completions an engine runs at once (default: vLLM's)", _STARTS, at_least=1
     )
-    vllm_kv_cache_dtype: str | None = free(
+    vllm_kv_cache_dtype: str | None = resumable_flag(
         None, "dtype of the cache of keys and values, such as fp8: more room, other log-probs", _STARTS
     )
-    vllm_disable_custom_all_reduce: bool | None = free(
+    vllm_disable_custom_all_reduce: bool | None = resumable_flag(
         None, "NCCL instead of vLLM's own sums over --vllm_tensor_parallel_size GPUs", _STARTS, ms_swift="true"
     )
-    vllm_disable_cascade_attn: bool | None = free(None, "no special attention kernel for shared prompts", _STARTS)
+    vllm_disable_cascade_attn: bool | None = resumable_flag(
+        None, "no special attention kernel for shared prompts", _STARTS
+    )
 
     @property
     def starts_engine(self) -> bool:

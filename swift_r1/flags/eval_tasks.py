@@ -28,6 +28,9 @@ BENCHMARKS: Mapping[str, str] = {
 }
 """The benchmarks by the name of their data set, and the reward function that says 1 for a right answer."""
 
+PROMPT_FLAGS = ("system", "prompt_template", "response_prefix", "enable_thinking", "chat_template_kwargs")
+"""The fields of `EvalTask` that are flags of its command too: what a question is written in."""
+
 # A template that asks for an answer in tags is answered in tags.
 _IN_TAGS = {"r1": {"math": "math_tag"}}
 
@@ -43,8 +46,10 @@ class EvalTask:
     limit: int | None = flag(None, "the first so many questions; None for all", at_least=1)
     num_generations: int = flag(1, "completions per question", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", at_least=0)
-    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
-    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
+    top_p: float = flag(
+        1.0, "nucleus sampling: keep the likeliest tokens up to this probability mass", more_than=0, at_most=1
+    )
+    max_completion_length: int = flag(512, "maximum completion length in tokens", at_least=1)
     instruction: str = flag("", "put below each question")
     system: str | None = flag(None, "this and the following: as the flags of these names")
     prompt_template: str | None = flag(None, "")
@@ -70,7 +75,7 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
 
     Args:
         flag: for messages, with dashes.
-        defaults: of the fields that a value does not set; `reward` is that of data sets which are no benchmark, and an
+        defaults: of the fields that a value does not set; `reward` is that of data sets which are not benchmarks; an
             `instruction` of None is the benchmark's own.
 
     Raises:

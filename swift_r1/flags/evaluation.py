@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
 from swift_r1.flags.data import ARGUMENTS, DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
-from swift_r1.flags.eval_tasks import BENCHMARKS, EvalTask, limited, read_tasks
+from swift_r1.flags.eval_tasks import BENCHMARKS, PROMPT_FLAGS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import check_stop_word, flag, no_effect, scope_faults
 from swift_r1.flags.parser import API_KEY_VARIABLE, Command
 from swift_r1.flags.reward import PluginArguments, VerifierArguments
@@ -19,15 +19,25 @@ from swift_r1.flags.server import VllmArguments
 from swift_r1.flags.world import World
 from swift_r1.wire.urls import why_no_url, without_password
 
-_ENGINE_FLAGS = (
-    *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
-    *("vllm_data_parallel_size", "vllm_enable_prefix_caching", "vllm_engine_kwargs"),
-)
+_ENGINE_FLAGS = [
+    "max_model_len",
+    "vllm_gpu_memory_utilization",
+    "vllm_enforce_eager",
+    "vllm_tensor_parallel_size",
+    "vllm_data_parallel_size",
+    "vllm_enable_prefix_caching",
+    "vllm_engine_kwargs",
+]
 _LOCAL_FLAGS = ("infer_backend", "torch_dtype", "per_device_eval_batch_size")
-_ENDPOINT_FLAGS = (
-    *("endpoint", "api_key", "served_model_name", "tokenizer", "max_concurrent_requests", "vllm_server_timeout"),
+_ENDPOINT_FLAGS = [
+    "endpoint",
+    "api_key",
+    "served_model_name",
+    "tokenizer",
+    "max_concurrent_requests",
+    "vllm_server_timeout",
     "request_timeout",
-)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +46,10 @@ class AskingArguments:
 
     n: int = flag(1, "completions per question", at_least=1, aliases=("num_generations",))
     temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
-    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
-    max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
+    top_p: float = flag(
+        1.0, "nucleus sampling: keep the likeliest tokens up to this probability mass", more_than=0, at_most=1
+    )
+    max_completion_length: int = flag(2048, "maximum completion length in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
     instruction: str | None = flag(
         None, "text below each question (default: the benchmark's, unless --system or a template is given)"
@@ -63,7 +75,7 @@ class ModelUnderTest:
         "object (docs/evaluation.md)",
         objects=True,
     )
-    reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
+    reward_func: str | None = flag(None, "the reward function that judges data sets that are not benchmarks")
     output_dir: str | None = flag(
         None, "folder of the evaluation; the same command continues in it (default: by model)"
     )
@@ -115,19 +127,15 @@ class EvalArguments(
 
     def tasks(self) -> list[EvalTask]:
         """Returns what `--benchmarks` names, in its order; raises as `read_tasks`."""
-        defaults = {
+        defaults: dict[str, Any] = {
             "num_generations": self.n,
             "temperature": float(self.temperature),
             "top_p": float(self.top_p),
             "max_completion_length": self.max_completion_length,
             "instruction": self.instruction,
-            "system": self.system,
-            "prompt_template": self.prompt_template,
-            "response_prefix": self.response_prefix,
-            "enable_thinking": self.enable_thinking,
-            "chat_template_kwargs": self.chat_template_kwargs,
             "reward": self.reward_func,
         }
+        defaults |= {name: getattr(self, name) for name in PROMPT_FLAGS}
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
@@ -136,7 +144,8 @@ class EvalArguments(
                 yield f"--compare takes two folders, not {len(self.compare)}"
             unread = sorted(given - {"compare", "seed", "output_dir"})
             if unread:
-                yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
+                names = ", ".join(f"--{name}" for name in unread)
+                yield f"--compare reads finished evaluations: leave out {names}"
             return
         if not self.model:
             yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
@@ -162,13 +171,13 @@ class EvalArguments(
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:
         """Flags that have no effect with this model and engine."""
-        unread: tuple[str, ...] = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size")
+        unread = [*_ENDPOINT_FLAGS, "per_device_eval_batch_size"]
         why = "--infer_backend vllm"
         if self.is_url:
-            unread = (*_LOCAL_FLAGS, *_ENGINE_FLAGS)
+            unread = [*_LOCAL_FLAGS, *_ENGINE_FLAGS]
             why = "the URL of a server"
         elif self.infer_backend == "transformers":
-            unread = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS)
+            unread = _ENDPOINT_FLAGS + _ENGINE_FLAGS
             why = "--infer_backend transformers"
         unused = [name for name in unread if name in given]
         if unused and self.model:

@@ -30,13 +30,13 @@ class Scope:
     Attributes:
         applies: whether these arguments read the flag.
         else_message: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
-        unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
+        allow_default: a flag that is given as its default None, false, 0 or empty is no fault.
         warn_only: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
     """
 
     applies: Callable[[Any], bool]
     else_message: str
-    unless_off: bool = False
+    allow_default: bool = False
     warn_only: bool = False
 
 
@@ -107,7 +107,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=about.secret is None)
 
 
-def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
+def resumable_flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """Makes a flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
     return flag(default, help, *scopes, may_change=True, **info)
 
@@ -161,7 +161,7 @@ def unread_flags(args: Any, given: frozenset[str], *, warn_only: bool) -> Iterat
     for name, spec in flag_specs(type(args)).items():
         off = not getattr(args, name) and getattr(args, name) == spec.default
         for scope in spec.info.scopes if name in given else ():
-            if scope.warn_only == warn_only and not (scope.unless_off and off) and not scope.applies(args):
+            if scope.warn_only == warn_only and not (scope.allow_default and off) and not scope.applies(args):
                 unused.setdefault(scope, []).append(name)
     for scope, names in unused.items():
         yield no_effect(names, scope.else_message.format_map(vars(args)))

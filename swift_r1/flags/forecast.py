@@ -29,7 +29,7 @@ class ForecastArguments(RlhfArguments):
         yield from super().faults(given, world)
         if self.resume_from_checkpoint is not None and not self.resume_only_model:
             yield "--resume_from_checkpoint: a forecast is of a run's beginning; --model CHECKPOINT looks on from there"
-        if not self.reward_names and self.teaches_by is not None:
+        if not self.reward_names and self.distillation is not None:
             yield "a forecast goes by rewards, and a teacher alone gives none: give --reward_funcs to look at"
         if self.estimate:
             yield "--estimate true belongs to swift rlhf; a forecast says what memory is needed too"

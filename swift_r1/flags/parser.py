@@ -66,20 +66,17 @@ class Command:
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         """Returns the same arguments with the environment's secrets, where they are needed and not given."""
-        values: dict[str, Any] = {
-            name: getattr(self, name) or environ.get(spec.info.secret) or None
-            for name, spec in flag_specs(type(self)).items()
-            if spec.info.secret
-        }
+        values: dict[str, Any] = {}
+        for name, spec in flag_specs(type(self)).items():
+            if spec.info.secret:
+                values[name] = getattr(self, name) or environ.get(spec.info.secret) or None
         return replace(self, **values)
 
     @property
     def secrets(self) -> dict[str, str]:
         """The values of its secrets by the variables in which they go to other processes."""
-        specs = flag_specs(type(self)).items()
-        return {
-            spec.info.secret: getattr(self, name) for name, spec in specs if spec.info.secret and getattr(self, name)
-        }
+        values = {spec.info.secret: getattr(self, name) for name, spec in flag_specs(type(self)).items()}
+        return {variable: value for variable, value in values.items() if variable and value}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all flags as JSON-able values, without secrets, which travel in the environment."""
@@ -143,28 +140,33 @@ def parse_arguments(
     Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
+    recorded = recorded or {}
     reading = _Reading(cls)
+
     positional = any(spec.info.positional for spec in flag_specs(cls).values())
     may_have_config = bool(argv) and not is_flag(argv[0]) and not positional
     has_config = may_have_config and argv[0].lower().endswith(CONFIG_SUFFIXES)
     _read(flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
     entries = _load_config(argv[0], reading.faults) if has_config else None
+
     if entries is not None:
         _read(((str(key), value) for key, value in entries.items()), from_config, reading, argv[0])
     elif may_have_config:  # what is missing may stand in the file that was meant
         raise UsageError(*reading.faults)
-    recorded = recorded or {}
+
     known = {*reading.values, *reading.faulty, *recorded}
     for spec in flag_specs(cls).values():
         if spec.info.required and known.isdisjoint((spec.name, spec.info.unless)):
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
+
     reading.values |= from_server or {}
     arguments = cls(**{**recorded, **reading.values}, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}
     world, world_faults = World.from_environment(environ)
     reading.faults += world_faults
+
     given = frozenset(reading.values)
     # A fault that names a faulty flag may be its consequence.
     for text in arguments.faults(given, world):
@@ -172,6 +174,7 @@ def parse_arguments(
             reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
+
     arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, warn_only=True)))
     return arguments.resolved(given, world, environ)
 
@@ -184,27 +187,36 @@ def is_flag(word: str) -> bool:
 def _read(
     entries: Iterable[tuple[str, Any]], convert: Callable[[FlagSpec, Any], Any], reading: _Reading, path: str = ""
 ) -> None:
-    """Adds flags with their values: the words after each, or, with `path`, what a config file has for those that the
-    command line does not set."""
+    """Adds flags with their values to a reading.
+
+    Args:
+        entries: what was written, and the words after it; or, with `path`, the content of that config file, of which
+            what the command line sets does not count.
+        convert: makes the value of a flag of such words, or of such an entry.
+    """
     known = spellings(reading.cls)
     seen: dict[str, str] = {}
     on_command_line = reading.values.keys() | reading.faulty
-    before, dashes = (f"{path}: ", "") if path else ("", "--")
+    before = f"{path}: " if path else ""
+    dashes = "" if path else "--"
+
     for written, value in entries:
-        spelling = _spelling(written)
+        lookup = spelling(written)
         is_name = bool(path) or written.startswith("--")
-        spec = known.get(spelling) if is_name else None
-        meaning = meanings().get(spelling) if is_name and spec is None else None
+        spec = known.get(lookup) if is_name else None
+        meaning = meanings().get(lookup) if is_name and spec is None else None
         if spec is None and meaning is None:
-            reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
+            reading.faults.append(before + unknown_flag(reading.cls, lookup if path else written))
             continue
-        name = spelling if spec is None else spec.name
-        shown = f"{before}{dashes}{spelling}"
+
+        name = lookup if spec is None else spec.name
+        shown = f"{before}{dashes}{lookup}"
         if name in seen:
-            also = "" if seen[name] == spelling else f", once as {dashes}{seen[name]}"
+            also = "" if seen[name] == lookup else f", once as {dashes}{seen[name]}"
             reading.faults.append(f"{shown} is given twice{also}: keep one")
             continue
-        seen[name] = spelling
+        seen[name] = lookup
+
         if meaning is not None:
             reading.check(meaning, value, shown)
         elif spec is not None and name not in on_command_line:
@@ -218,26 +230,31 @@ def flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str
     positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []
     alone: list[str] = []
+
     for word in words:
         if is_flag(word):
             name, equals, value = word.partition("=")
             result.append((name, [value] if equals else []))
-        elif positional and not (result and takes_word(known.get(_spelling(result[-1][0])), result[-1][1], word)):
+        elif positional and not (result and takes_word(known.get(spelling(result[-1][0])), result[-1][1], word)):
             alone.append(word)
         elif result:
             result[-1][1].append(word)
         else:
             faults.append(f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may")
+    if positional and alone:
+        result.insert(0, (positional, alone))
+
     last: dict[str, tuple[str, list[str]]] = {}
-    for written, values in [(positional, alone), *result] if positional and alone else result:
-        key = written.replace("-", "_")
+    for entry in result:
+        key = entry[0].replace("-", "_")
         if key in last:
-            _logger.warning("%s is given twice: the last one counts", written)
-        last[key] = (written, values)
+            _logger.warning("%s is given twice: the last one counts", entry[0])
+        last[key] = entry
     return list(last.values())
 
 
-def _spelling(written: str) -> str:
+def spelling(written: str) -> str:
+    """Returns a flag as it is looked up: without dashes in front, and with underscores for the others."""
     return written.lstrip("-").replace("-", "_")
 
 
@@ -261,7 +278,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any] | None:
 
 def unknown_flag(cls: type[Command], written: str) -> str:
     """Returns a line about a flag that is not ours and has no meaning here: another command's, or a typo."""
-    name = _spelling(written)
+    name = spelling(written)
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from swift_r1.flags.algorithm import NO_GROUPS
-from swift_r1.flags.fields import Scope, check_url, flag, free
+from swift_r1.flags.fields import Scope, check_url, flag, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
@@ -34,9 +34,9 @@ _MATH = Scope(
     lambda args: bool({*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets),
     f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
-_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
+_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", allow_default=True)
 _MODELS = Scope(lambda args: bool(args.reward_model), "without --reward_model")
-_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", unless_off=True)
+_JUDGE = Scope(lambda args: "judge" in args.reward_funcs, "without judge among --reward_funcs", allow_default=True)
 _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 
@@ -53,20 +53,22 @@ class PluginArguments:
     external_plugins: list[str] = flag(
         [], "Python files that register rewards and datasets", aliases=("custom_register_path",)
     )
-    reward_timeout: float = free(
-        10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
+    reward_timeout: float = resumable_flag(
+        10.0, "seconds per completion before a reward call's process is killed", more_than=0
     )
-    reward_num_workers: int = free(2, "processes that compute rewards", _POOL, at_least=1)
+    reward_num_workers: int = resumable_flag(2, "processes that compute rewards", _POOL, at_least=1)
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
         "no time-out, no memory limit)",
         choices=("process", "inline"),
     )
-    reward_memory_limit: float = free(
+    reward_memory_limit: float = resumable_flag(
         2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
     )
-    reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
+    reward_env: list[str] = flag(
+        [], "environment variables that rewards may see although they look like secrets or proxies", _POOL
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,14 @@ class RewardArguments(PluginArguments):
     )
     reward_model: list[str] = flag([], "folders or hub ids of reward models, whose rewards follow --reward_funcs")
     reward_model_plugin: list[str] = flag(
-        [], "what scores with each: default (a classification head), genrm (it is asked) or a plugin's", _MODELS
+        [],
+        "how each one scores: default (a classification head), genrm (a generative judge) or a plugin's name",
+        _MODELS,
     )
     reward_adapters: list[str] = flag([], "LoRA adapters of each reward model", _MODELS)
     reward_template: list[str] = flag(
         [],
-        "what conversations are written in for each (default: its tokenizer's chat template), as --prompt_template",
+        "template of each reward model's conversations, as --prompt_template (default: its tokenizer's chat template)",
         _MODELS,
         aliases=("reward_model_template",),
     )
@@ -104,7 +108,7 @@ class RewardArguments(PluginArguments):
         None, "one weight per reward function, then per reward model (default: 1 each)"
     )
     renormalize_reward_weights: bool = flag(
-        False, "where a function returns None, the other weights grow to the same sum"
+        False, "where a function returns None, scale the other weights up to the same sum"
     )
     multi_objective_aggregation: str = flag(
         "sum_then_normalize",
@@ -113,26 +117,27 @@ class RewardArguments(PluginArguments):
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
     truncated_reward: float | None = flag(
-        None, "the reward of a truncated completion, whatever the functions say", instead_of=("missing_eos_penalty",)
+        None, "reward of every truncated completion, in place of the functions'", instead_of=("missing_eos_penalty",)
     )
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_api: str | None = flag(
         None,
-        "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN",
+        "URL to which the reward function `api` posts completions and columns; token: SWIFT_REWARD_API_TOKEN",
         _API,
         check=check_url,
     )
     judge: str | None = flag(
         None,
-        "YAML file or JSON of the reward function `judge`: a model behind an OpenAI address (docs/rewards.md)",
+        "YAML file or JSON that configures the reward `judge`: a model behind an OpenAI-compatible API "
+        "(docs/rewards.md)",
         _JUDGE,
         objects=True,
         check=_check_judge,
     )
     max_invalid_reward_ratio: float = flag(
         0.2,
-        "share of invalid rewards (exception, NaN, time-out) that stops the run, as does a round with no valid one; "
-        "1: neither does",
+        "share of invalid rewards (exception, NaN, timeout) above which the run stops; a round without any valid "
+        "reward stops it too; 1 turns both off",
         at_least=0,
         at_most=1,
     )
@@ -147,7 +152,7 @@ class RewardArguments(PluginArguments):
             while name in (model.name for model in models):
                 name = f"{end}_{next(times)}"
             plugin, adapters, template = (
-                values[place] if place < len(values) else None
+                next(iter(values[place:]), None)
                 for values in (self.reward_model_plugin, self.reward_adapters, self.reward_template)
             )
             models.append(RewardModel(name, path, plugin or "default", adapters, template))
@@ -156,7 +161,7 @@ class RewardArguments(PluginArguments):
     @property
     def called_rewards(self) -> list[str]:
         """`--reward_funcs` without the models, which may be among them."""
-        models = {one.name for one in self.reward_models}
+        models = {model.name for model in self.reward_models}
         return [name for name in self.reward_funcs if name not in models]
 
 
@@ -197,14 +202,15 @@ class BuiltinRewardArguments(VerifierArguments):
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_names and not args.asks_servers and args.command != "check":
-        if args.teaches_by in (None, "rlsd"):
+        method = args.distillation
+        if method is None or method.needs_rewards:
             yield NO_REWARD
         for name, used in (
             ("dynamic_sample", args.dynamic_sample),
             ("prompt_sampler", args.prompt_sampler != "uniform"),
             ("eval_strategy", args.evaluates),
         ):
-            if args.teaches_by is not None and used:
+            if method is not None and used:
                 yield f"--{name} goes by the rewards, and a teacher alone gives none: leave it out, or --reward_funcs"
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (

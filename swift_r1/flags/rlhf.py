@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
+from swift_r1.algorithms.rewards import from_flags
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.data.sources import DataFlags
 from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.agents import EnvironmentArguments, agent_faults
-from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOArguments
+from swift_r1.flags.algorithm import DEFAULT_SCALE_REWARDS, ChordArguments, PPOArguments, algorithm_faults
 from swift_r1.flags.batch import BATCH, began_with, round_faults
 from swift_r1.flags.data import DataArguments, data_faults
 from swift_r1.flags.distillation import POLICY, DistillationArguments
-from swift_r1.flags.eval_tasks import EvalTask, limited, read_tasks
+from swift_r1.flags.eval_tasks import PROMPT_FLAGS, EvalTask, limited, read_tasks
 from swift_r1.flags.fields import flag, flag_specs, scope_faults
 from swift_r1.flags.output import OutputArguments, evaluation_faults
 from swift_r1.flags.parser import Command
@@ -31,7 +32,6 @@ from swift_r1.record.reporters import TrackerFlags, chosen_trackers
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 LEAST_BATCH = 16
 """Completions of an optimizer step where nothing says how many; ms-swift's number."""
-_CHORD = ("sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,9 @@ class RlhfArguments(
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, the models of `--reward_model`, and the reward of the environment or the agent, as
         ms-swift has the former."""
-        own = ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
-        more = [*(one.name for one in self.reward_models), *own]
-        return [*self.reward_funcs, *(name for name in more if name not in self.reward_funcs)]
+        more = [model.name for model in self.reward_models]
+        more += ["gym_reward"] * self.plays_gym + ["agent_reward"] * self.plays_agent
+        return self.reward_funcs + [name for name in more if name not in self.reward_funcs]
 
     @property
     def judge_content(self) -> str | None:
@@ -198,33 +198,29 @@ class RlhfArguments(
 
     @property
     def data_flags(self) -> DataFlags:
-        own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
-        return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+        return replace(from_flags(DataFlags, self), seed=self.seed if self.data_seed is None else self.data_seed)
 
     @property
     def tracker_flags(self) -> TrackerFlags:
-        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
+        return from_flags(TrackerFlags, self)
 
     def eval_tasks(self) -> list[EvalTask]:
         """Returns what `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as
         `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
-        defaults = {
+        defaults: dict[str, Any] = {
             "num_generations": self.num_generations_eval or self.num_generations,
             "temperature": float(temperature),
             "top_p": float(self.eval_top_p),
             "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
-            "system": self.system,
-            "prompt_template": self.prompt_template,
-            "response_prefix": self.response_prefix,
-            "enable_thinking": self.enable_thinking,
-            "chat_template_kwargs": self.chat_template_kwargs,
             "instruction": None,
         }
+        defaults |= {name: getattr(self, name) for name in PROMPT_FLAGS}
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from scope_faults(self, given)
+        yield from self.distillation_faults()
         yield from algorithm_faults(self, given)
         yield from reward_faults(self, given)
         yield from rollout_faults(self)
@@ -302,51 +298,6 @@ class RlhfArguments(
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         args = super().with_secrets(environ)
         return args if self.use_vllm or self.teacher_model_server else replace(args, api_key=None)
-
-
-def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[str]:
-    """Yields what the loss, the estimator and PPO need of other flags."""
-    yield from args.distillation_faults()
-    taught = args.teaches_by in ("advantage", "loss", "sdar")
-    alone = args.rlhf_type == "grpo" and args.num_generations < 2 and not taught
-    if alone and args.advantage_estimator != "reinforce_plus_plus":
-        yield (
-            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
-            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
-            "baseline is the batch"
-        )
-    if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
-        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
-    chord = {f"chord_{name}": getattr(args, f"chord_{name}") for name in _CHORD} if args.chord_sft_dataset else {}
-    missing = [f"--{name}" for name, value in chord.items() if value is None]
-    if missing:
-        yield f"--chord_sft_dataset needs {', '.join(missing)}"
-    if args.loss_type == "fipo" and args.importance_sampling_level != "token":
-        yield "--loss_type fipo weighs tokens by their own ratios: use --importance_sampling_level token"
-    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if args.loss_type not in ("cispo", "sapo", "real") and args.delta is not None and args.delta <= 1 + clip_high:
-        yield (
-            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
-            "advantages but clip positive ones, which is what --epsilon_high does"
-        )
-    estimator = args.advantage_estimator
-    if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
-        yield (
-            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over the "
-            "batch: use batch or none"
-        )
-    if args.dynamic_sample and estimator == "reinforce_plus_plus":
-        yield (
-            "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
-            "the batch: groups of equal rewards teach there too"
-        )
-    longest = (args.max_length or 0) + args.max_completion_length
-    most = args.max_tokens_per_micro_batch
-    if most is not None and most < longest:
-        yield (
-            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
-            "tokens (--max_length and --max_completion_length)"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.engine import EngineFlags, engine_kwargs_faults
-from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.flags.fields import Scope, check_no_key, check_pattern, check_stop_word, check_url, flag, resumable_flag
 from swift_r1.flags.parser import API_KEY_VARIABLE
 from swift_r1.flags.world import World
 
@@ -29,7 +29,7 @@ _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
 )
-_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", allow_default=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
 _GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
@@ -62,19 +62,20 @@ class GenerationArguments(EngineFlags):
     )
     vllm_mode: str = flag(
         "server",
-        "where vLLM runs: in a `swift rollout` of yours, or in processes of this run's own beside each rank",
+        "where vLLM runs: in a `swift rollout` server that you start, or in processes that this run starts beside "
+        "each rank",
         _VLLM,
         choices=("server", "colocate"),
         ms_swift="colocate",
     )
-    vllm_max_model_len: int | None = free(
+    vllm_max_model_len: int | None = resumable_flag(
         None,
         "colocate: longest prompt plus completion in tokens (default: --max_length and the longest completion, else "
         "the model's)",
         _COLOCATED,
         at_least=2,
     )
-    vllm_gpu_memory_utilization: float | None = free(
+    vllm_gpu_memory_utilization: float | None = resumable_flag(
         None,
         "colocate, on a GPU: the engine's share (default: 0.3)",
         _COLOCATED,
@@ -83,7 +84,7 @@ class GenerationArguments(EngineFlags):
         gpu_only=True,
         ms_swift="0.9",
     )
-    sleep_level: int = free(
+    sleep_level: int = resumable_flag(
         0,
         "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
         "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
@@ -92,23 +93,23 @@ class GenerationArguments(EngineFlags):
         at_most=2,
         gpu_only=True,
     )
-    offload_model: bool = free(
+    offload_model: bool = resumable_flag(
         False,
         "on a GPU: trained models and reference are in host memory while the engine generates",
         _AN_ENGINE,
         gpu_only=True,
     )
-    offload_optimizer: bool = free(
+    offload_optimizer: bool = resumable_flag(
         False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
-    vllm_engine_kwargs: dict[str, Any] = free(
+    vllm_engine_kwargs: dict[str, Any] = resumable_flag(
         {}, "colocate: other arguments of vLLM's engine", _COLOCATED, check=check_no_key
     )
-    vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
-    vllm_server_port: list[int] = free(
+    vllm_server_host: list[str] = resumable_flag([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
+    vllm_server_port: list[int] = resumable_flag(
         [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
     )
-    vllm_server_base_url: list[str] = free(
+    vllm_server_base_url: list[str] = resumable_flag(
         [],
         "URL of each server",
         _VLLM,
@@ -116,43 +117,41 @@ class GenerationArguments(EngineFlags):
         check=check_url,
         instead_of=("vllm_server_host", "vllm_server_port"),
     )
-    vllm_server_file: str | None = free(
+    vllm_server_file: str | None = resumable_flag(
         None,
-        "file with the URL of a server a line, read about once a second: servers join and leave the running training "
+        "file with one server URL per line, read about once a second: servers join and leave the running training "
         "(docs/server.md)",
         _VLLM,
         _OWN_ADDRESS,
         instead_of=("vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     )
-    vllm_server_timeout: float = free(
+    vllm_server_timeout: float = resumable_flag(
         240.0, "seconds to wait for a server, at the start and when it is lost", _A_SERVER, more_than=0
     )
-    weight_transport: str = free(
+    weight_transport: str = resumable_flag(
         "auto",
         "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
         "on both sides",
         _VLLM,
         choices=("auto", "shm", "http", "nccl"),
     )
-    weight_delta: str = free(
+    weight_delta: str = resumable_flag(
         "auto",
         "send only the weights that a step has changed, by http: auto to servers on other hosts, where that is smaller",
         _VLLM,
         choices=("auto", "true", "false"),
     )
-    weight_fanout: int | None = free(
+    weight_fanout: int | None = resumable_flag(
         None,
         "by http weights go to so many servers, which pass them on to the others; 0: to all from rank 0; by default 2 "
         "from 5 servers on other hosts on, else 0",
         _VLLM,
         at_least=0,
     )
-    weight_check_steps: int = free(
+    weight_check_steps: int = resumable_flag(
         10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
     )
-    async_generate: bool = flag(
-        False, "the server generates for coming rounds, and they are scored, while the trainer trains (docs/async.md)"
-    )
+    async_generate: bool = flag(False, "generate and score the next rounds while the trainer trains (docs/async.md)")
     max_staleness: int = flag(
         1,
         "rounds of training that may lie between the weights that wrote a completion and those that learn from it; 0: "
@@ -160,7 +159,7 @@ class GenerationArguments(EngineFlags):
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(
+    api_key: str | None = resumable_flag(
         None, "the server's key (better: in SWIFT_API_KEY)", _A_SERVER, _OWN_ADDRESS, secret=API_KEY_VARIABLE
     )
     num_generations: int = flag(
@@ -168,11 +167,15 @@ class GenerationArguments(EngineFlags):
     )
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
-        1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
+        1.0,
+        "nucleus sampling: keep the likeliest tokens up to this probability mass",
+        more_than=0,
+        at_most=1,
+        ms_swift="1, 0.9 in version 3",
     )
-    top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    top_k: int = flag(-1, "sample from the k likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
     min_p: float = flag(
-        0.0, "sample from the tokens of at least this share of the likeliest one's probability", at_least=0, less_than=1
+        0.0, "keep tokens with at least this share of the likeliest token's probability", at_least=0, less_than=1
     )
     repetition_penalty: float = flag(
         1.0,
@@ -185,7 +188,9 @@ class GenerationArguments(EngineFlags):
         "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
         check=check_pattern,
     )
-    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1, aliases=("response_length",))
+    max_completion_length: int = flag(
+        512, "maximum completion length in tokens", at_least=1, aliases=("response_length",)
+    )
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property
@@ -232,15 +237,13 @@ class GenerationArguments(EngineFlags):
 class TurnArguments:
     """Several turns."""
 
-    multi_turn_scheduler: str | None = flag(
-        None, "name of the scheduler, registered in multi_turns, that drives completions"
-    )
+    multi_turn_scheduler: str | None = flag(None, "name of a registered multi-turn scheduler (multi_turns)")
     max_turns: int | None = flag(
-        None, "most turns of a completion (default: no limit; of an agent 1000)", _TURNS, at_least=1
+        None, "maximum turns per completion (default: no limit; 1000 for agents)", _TURNS, at_least=1
     )
     use_gym_env: bool | None = flag(
         None,
-        "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "
+        "play episodes of an environment; the total reward is added as gym_reward (default: true if --gym_env is "
         "given)",
     )
     gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
@@ -280,23 +283,24 @@ class MultiTurnArguments(TurnArguments):
         ms_swift="last_round without a scheduler, where both are the same",
     )
     completion_length_limit_scope: str = flag(
-        "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
+        "per_round",
+        "whether --max_completion_length counts per turn or for the whole completion",
+        _TURNS,
+        choices=("per_round", "total"),
     )
-    multi_turn_timeout: float = free(
-        60.0, "seconds for schedulers and environments between two turns", _SCHEDULES, more_than=0
+    multi_turn_timeout: float = resumable_flag(
+        60.0, "seconds that a scheduler or environment may take between two turns", _SCHEDULES, more_than=0
     )
     tools: list[str] = flag(
         [],
-        "tools that plugins have registered, which the model may call on rows without a column tools (docs/tools.md)",
+        "registered tools that the model may call in rows without a `tools` column (docs/tools.md)",
     )
     tool_call_parser: str | None = flag(
         None,
         "vLLM's parser of the model's tool calls, by name (default: guessed from the chat template, a line says which)",
         _PARSES,
     )
-    tool_timeout: float = flag(
-        10.0, "seconds that a tool call may take before its process is killed", _CALLS, more_than=0
-    )
+    tool_timeout: float = flag(10.0, "seconds before a tool call's process is killed", _CALLS, more_than=0)
     max_tool_response_length: int = flag(
         10_000,
         "characters of a tool's answer that the model sees; the rest is cut, and a mark says so",
@@ -305,7 +309,8 @@ class MultiTurnArguments(TurnArguments):
     )
     unread_calls: str = flag(
         "answer",
-        "what a turn is whose tool call cannot be read: the answer, or an error that the model reads, and goes on",
+        "how to treat a turn with an unreadable tool call: as the answer, or with an error message after which the "
+        "model continues",
         _CALLS,
         choices=("answer", "error"),
     )

@@ -22,7 +22,10 @@ def host_faults(host: str, api_key: str | None) -> list[str]:
     """Says why a server may not listen there without a key."""
     if host in LOOPBACK or api_key:
         return []
-    return [f"--host {host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
+    return [
+        f"--host {host} accepts connections from other machines: set --api_key (or {API_KEY_VARIABLE}), or use "
+        "127.0.0.1"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class ServerArguments:
     adapters: str | None = flag(
         None, "adapters (a checkpoint) to serve merged with --model (default: the model they name)"
     )
-    host: str = flag("127.0.0.1", "address to listen on; any except loopback needs --api_key", ms_swift="0.0.0.0")
+    host: str = flag("127.0.0.1", "host to listen on; anything but localhost requires --api_key", ms_swift="0.0.0.0")
     port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
     api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE)
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift_r1.data.hubs import is_hub_id
-from swift_r1.flags.fields import Scope, free
+from swift_r1.flags.fields import Scope, resumable_flag
 
 if TYPE_CHECKING:
     from swift_r1.flags.rlhf import RlhfArguments
@@ -17,7 +17,7 @@ def _tracked(*names: str) -> Scope:
     return Scope(
         lambda args: bool({*names, "all"} & {*args.report_to}),
         f"without --report_to {' or '.join(names)}",
-        unless_off=True,
+        allow_default=True,
     )
 
 
@@ -31,72 +31,74 @@ _ANY, _TENSORBOARD, _WANDB, _SWANLAB, _TRACKIO = (
 class TrackerArguments:
     """Trackers."""
 
-    log_completions: bool = free(False, "show completions and send them to the trackers")
-    report_to: list[str] = free(
+    log_completions: bool = resumable_flag(False, "show completions and send them to the trackers")
+    report_to: list[str] = resumable_flag(
         ["tensorboard"],
         "trackers, of which at least one must be installed; all: those that are",
         choices=("none", "all", "tensorboard", "wandb", "swanlab", "trackio", "mlflow"),
     )
-    run_name: str | None = free(None, "name of the run in the trackers (default: the run folder's)", _ANY)
-    logging_dir: str | None = free(
+    run_name: str | None = resumable_flag(None, "name of the run in the trackers (default: the run folder's)", _ANY)
+    logging_dir: str | None = resumable_flag(
         None, "TensorBoard's folder (default: tensorboard in the run folder)", _TENSORBOARD, ms_swift="runs there"
     )
-    wandb_project: str | None = free(
+    wandb_project: str | None = resumable_flag(
         None, "project in Weights & Biases (default: WANDB_PROJECT, else swift-r1)", _WANDB
     )
-    wandb_log_unique_prompts: bool = free(False, "send one completion per prompt to wandb", _WANDB)
-    swanlab_project: str | None = free(
+    wandb_log_unique_prompts: bool = resumable_flag(False, "send one completion per prompt to wandb", _WANDB)
+    swanlab_project: str | None = resumable_flag(
         None, "project in SwanLab (default: SWANLAB_PROJ_NAME, else swift-r1)", _SWANLAB, ms_swift="ms-swift"
     )
-    swanlab_workspace: str | None = free(None, "its workspace (default: the key's user)", _SWANLAB)
-    swanlab_exp_name: str | None = free(None, "name of the run there (default: --run_name)", _SWANLAB)
-    swanlab_mode: str | None = free(
+    swanlab_workspace: str | None = resumable_flag(None, "its workspace (default: the key's user)", _SWANLAB)
+    swanlab_exp_name: str | None = resumable_flag(None, "name of the run there (default: --run_name)", _SWANLAB)
+    swanlab_mode: str | None = resumable_flag(
         None,
         "where SwanLab keeps the run (default: SWANLAB_MODE, else cloud with a key and local without)",
         _SWANLAB,
         choices=("cloud", "local", "offline", "disabled"),
         ms_swift="cloud",
     )
-    swanlab_token: str | None = free(
+    swanlab_token: str | None = resumable_flag(
         None, "SwanLab's key (better: in SWANLAB_API_KEY)", _SWANLAB, secret="SWANLAB_API_KEY"
     )
-    project: str | None = free(None, "project in Trackio (default: swift-r1)", _TRACKIO, ms_swift="huggingface")
-    trackio_space_id: str | None = free(
+    project: str | None = resumable_flag(
+        None, "project in Trackio (default: swift-r1)", _TRACKIO, ms_swift="huggingface"
+    )
+    trackio_space_id: str | None = resumable_flag(
         None,
         "Hugging Face Space that gets the run, with a login (default: TRACKIO_SPACE_ID, else the run folder)",
         _TRACKIO,
     )
 
 
-_PUSHES = Scope(lambda args: args.push_to_hub, "without --push_to_hub true", unless_off=True)
+_PUSHES = Scope(lambda args: args.push_to_hub, "without --push_to_hub true", allow_default=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubArguments:
     """Hub."""
 
-    push_to_hub: bool = free(
+    push_to_hub: bool = resumable_flag(
         False, "send checkpoints, with a model card, to ModelScope, or with --use_hf to Hugging Face"
     )
-    hub_model_id: str | None = free(
+    hub_model_id: str | None = resumable_flag(
         None, "the repository there, owner/name; made where there is none", _PUSHES, aliases=("push_to_hub_model_id",)
     )
-    hub_token: str | None = free(
+    hub_token: str | None = resumable_flag(
         None,
         "the hub's token (better: in SWIFT_HUB_TOKEN; default: the login of the hub's own tool)",
         _PUSHES,
         secret="SWIFT_HUB_TOKEN",
         aliases=("push_to_hub_token",),
     )
-    hub_private_repo: bool = free(False, "make it a private repository", _PUSHES)
-    hub_strategy: str = free(
+    hub_private_repo: bool = resumable_flag(False, "make it a private repository", _PUSHES)
+    hub_strategy: str = resumable_flag(
         "every_save",
         "what is sent: the model of each save, or of the last (end); or with it the whole checkpoint, to resume from, "
         "the last (checkpoint) or each (all_checkpoints)",
         _PUSHES,
         choices=("every_save", "end", "checkpoint", "all_checkpoints"),
     )
-    hub_timeout: float = free(1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0)
+    hub_timeout: float = resumable_flag(1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0)
 
 
 def tracker_faults(args: RlhfArguments) -> Iterator[str]:

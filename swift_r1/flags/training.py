@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.flags.data import EVALUATED
-from swift_r1.flags.fields import Scope, check_pattern, flag, free, no_effect
+from swift_r1.flags.fields import Scope, check_pattern, flag, no_effect, resumable_flag
 from swift_r1.flags.output import LAST
 from swift_r1.flags.world import World
 
@@ -62,11 +62,7 @@ _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
     "with --lr_scheduler_type constant: use constant_with_warmup",
 )
-_FROZEN = Scope(
-    lambda args: args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio,
-    "where nothing is frozen",
-    unless_off=True,
-)
+_FROZEN = Scope(lambda args: args.freezes, "where nothing is frozen", allow_default=True)
 _EVALUATED = replace(EVALUATED, warn_only=True)
 _BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", warn_only=True)
 
@@ -89,26 +85,28 @@ class ModelArguments:
     model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
-        "which weights are trained: all, adapters, or adapters over 4-bit weights",
+        "what to train: all weights, adapters, or adapters over 4-bit weights",
         choices=("full", "lora", "qlora"),
         aliases=("tuner_type",),
         ms_swift="lora",
     )
-    freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
+    freeze_parameters: list[str] = flag([], "freeze weights whose names begin with these", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
+        None, "freeze weights whose names match this pattern", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
-        0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
+        0.0, "freeze this share of the model, counted from its first weight", _FULL, at_least=0, less_than=1
     )
-    trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    trainable_parameters: list[str] = flag(
+        [], "train weights whose names begin with these, although frozen above", _FULL, _FROZEN
+    )
     trainable_parameters_regex: str | None = flag(
-        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
+        None, "train weights whose names match this pattern, although frozen above", _FULL, _FROZEN, check=check_pattern
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
-    attn_impl: str | None = free(
+    attn_impl: str | None = resumable_flag(
         None,
-        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "attention implementation (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
         "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
         synonyms={"flash_attn": "flash_attention_2"},
@@ -122,6 +120,11 @@ class ModelArguments:
         """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
         named = {"bfloat16": self.bf16, "float16": self.fp16}
         return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether full training leaves some weights as they are."""
+        return bool(self.freeze_parameters or self.freeze_parameters_regex or self.freeze_parameters_ratio)
 
     def dtype_faults(self) -> Iterator[str]:
         """Yields what `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
@@ -145,18 +148,20 @@ class TrainingArguments:
     adam_beta1: float = flag(0.9, "AdamW beta 1", _ADAM, at_least=0, less_than=1)
     adam_beta2: float = flag(0.95, "AdamW beta 2", _ADAM, at_least=0, less_than=1)
     adam_epsilon: float = flag(1e-8, "AdamW epsilon", _ADAM, more_than=0)
-    max_grad_norm: float = flag(1.0, "gradients are clipped to this norm", more_than=0)
+    max_grad_norm: float = flag(1.0, "maximum gradient norm", more_than=0)
     lr_scheduler_type: str = flag(
         "cosine",
-        "course of the learning rate",
+        "learning rate schedule",
         choices=(
             *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
             *("constant", "constant_with_warmup"),
         ),
     )
     lr_scheduler_kwargs: dict[str, Any] = flag({}, "arguments of the scheduler: '{\"min_lr\": 1e-7}'")
-    warmup_ratio: float = flag(0.0, "share of the steps in which the rate rises", _WARMS_UP, at_least=0, at_most=1)
-    warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
+    warmup_ratio: float = flag(0.0, "share of steps with a rising learning rate", _WARMS_UP, at_least=0, at_most=1)
+    warmup_steps: int | None = flag(
+        None, "steps with a rising learning rate, in place of --warmup_ratio", _WARMS_UP, at_least=0
+    )
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
     max_epochs: int | None = flag(
@@ -165,8 +170,8 @@ class TrainingArguments:
     per_device_train_batch_size: int = flag(
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
-    per_device_eval_batch_size: int = free(
-        1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
+    per_device_eval_batch_size: int = resumable_flag(
+        1, "completions per process generated at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
         1,
@@ -203,12 +208,14 @@ class TrainingArguments:
         "the optimizer; 8bit: 8-bit moments, by bitsandbytes; paged: those move between GPU and host",
         choices=("adamw_torch_fused", "adamw_torch", *EIGHT_BIT, "sgd"),
     )
-    estimate: bool = free(False, "say how much memory a rank will need, and end; loads neither weights nor data")
+    estimate: bool = resumable_flag(
+        False, "say how much memory a rank will need, and end; loads neither weights nor data"
+    )
     seed: int = flag(42, "seed of everything random", at_least=0)
-    max_skipped_steps: int = free(
+    max_skipped_steps: int = resumable_flag(
         3, "most steps in a row that are skipped because loss or gradient is not finite", at_least=0
     )
-    step_timeout: int = free(
+    step_timeout: int = resumable_flag(
         3600,
         "seconds without progress (a completion, an optimizer step, a save) after which a process prints the stacks of "
         "all its threads and ends the run; 0: never",
@@ -220,7 +227,7 @@ class TrainingArguments:
         "--seed (docs/checkpoints.md)",
         aliases=("full_determinism",),
     )
-    max_runtime: str | None = free(
+    max_runtime: str | None = resumable_flag(
         None,
         "save and end within this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0",
         check=seconds_of,
@@ -246,7 +253,7 @@ class TrainingArguments:
         check=partial(_named_or_json, ("fsdp2",)),
         objects=True,
     )
-    ddp_timeout: int = free(
+    ddp_timeout: int = resumable_flag(
         600,
         "seconds of a rank's silence after which those that wait for it end the run",
         at_least=1,
@@ -257,7 +264,7 @@ class TrainingArguments:
         "what exchanges gradients and weights between ranks (default: nccl between GPUs, else gloo)",
         choices=("nccl", "gloo"),
     )
-    shutdown_timeout: int = free(
+    shutdown_timeout: int = resumable_flag(
         0,
         "seconds that the processes of a run of several may take to end after SIGTERM or Ctrl-C (the current step, a "
         "save) before they are killed; 0: as long as they make progress (--step_timeout)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from swift_r1.flags.fields import free
+from swift_r1.flags.fields import resumable_flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,27 @@ class World:
 class ProcessArguments:
     """Processes."""
 
-    nproc_per_node: int | None = free(None, "processes on this machine (default: NPROC_PER_NODE, else 1)", at_least=1)
-    nnodes: int | None = free(None, "machines (default: NNODES, else 1)", at_least=1)
-    node_rank: int | None = free(None, "number of this machine, from 0 (default: NODE_RANK, else 0)", at_least=0)
-    master_addr: str | None = free(None, "address of machine 0 (default: MASTER_ADDR)")
-    master_port: int | None = free(None, "port of machine 0 (default: MASTER_PORT)", at_least=1, at_most=65535)
-    use_cpu: bool = free(False, "train on the CPU although there is a GPU", aliases=("no_cuda",))
+    nproc_per_node: int | None = resumable_flag(
+        None, "processes on this machine (default: NPROC_PER_NODE, else 1)", at_least=1
+    )
+    nnodes: int | None = resumable_flag(None, "machines (default: NNODES, else 1)", at_least=1)
+    node_rank: int | None = resumable_flag(
+        None, "number of this machine, from 0 (default: NODE_RANK, else 0)", at_least=0
+    )
+    master_addr: str | None = resumable_flag(None, "address of machine 0 (default: MASTER_ADDR)")
+    master_port: int | None = resumable_flag(
+        None, "port of machine 0 (default: MASTER_PORT)", at_least=1, at_most=65535
+    )
+    use_cpu: bool = resumable_flag(False, "train on the CPU although there is a GPU", aliases=("no_cuda",))
 
     @property
     def process_variables(self) -> dict[str, str]:
         """The variables that the flags stand for, for all processes of the run."""
-        values = {one.name: getattr(self, one.name) for one in fields(ProcessArguments) if one.name != "use_cpu"}
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if self.use_cpu else {}
-        return {name.upper(): str(value) for name, value in values.items() if value is not None} | hidden
+        variables = {}
+        for item in fields(ProcessArguments):
+            value = getattr(self, item.name)
+            if value is not None and item.name != "use_cpu":
+                variables[item.name.upper()] = str(value)
+        if self.use_cpu:
+            variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        return variables

@@ -17,46 +17,55 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+
+import psutil
 
 from swift_r1.errors import EXIT_USAGE
 from swift_r1.launch.colocated_servers import free_ports
 from swift_r1.launch.environment import usable_cpus
+from swift_r1.launch.supervisor import is_ready
 from swift_r1.runtime.hardware import gpu_ids
 from swift_r1.runtime.libraries import own_version
-from swift_r1.runtime.processes import adopt_orphans, end_with_parent, ranks_below, say
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent, say
 from swift_r1.workers.killing import end_children
+from swift_r1.workers.process import SupervisedProcess
 
 DEFAULT_SILENCE_S = 60.0
 _LEFT_S = 5.0  # for processes to end after SIGTERM, where the agent itself was killed
 _LOOK_S = 0.2
-_READY_S = 1.0
 _CHUNK = 1 << 16
 _MOST_UNSENT = 8 << 20  # bytes; beyond that the processes wait for their output to be read
 
 
-@dataclass(eq=False)
-class Child:
+class Child(SupervisedProcess):
     """A process that the driver asked for; `rest` is the start of a line of its output, which has ended
     where it is `silent`."""
 
-    name: str
-    process: subprocess.Popen[bytes]
-    end_s: float
-    rest: bytes = b""
-    silent: bool = False
-    deadline: float | None = None
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.name = str(order["id"])
+        self.end_s = float(order["end_s"])
+        self.rest = b""
+        self.silent = False
+        super().__init__(
+            order["words"],
+            os.environ | order["environ"],
+            ends_with_parent=True,
+            cpus=order["cpus"],
+            cwd=order["cwd"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        os.set_blocking(self.output, False)
 
     @property
     def output(self) -> int:
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        assert self.stdout is not None
+        return self.stdout.fileno()
 
 
 @dataclass
@@ -85,7 +94,7 @@ class NodeAgent:
     killed: bool = False  # something of what was started, by a signal
 
     def run(self) -> None:
-        """Until the driver is gone; then nothing that was started is there any more."""
+        """Works for the driver until that is gone, and ends all that was started."""
         self.tell("hello", **about_node())
         heard = time.monotonic()
         while self.over is None:
@@ -127,42 +136,23 @@ class NodeAgent:
     def do_ping(self, _order: Mapping[str, Any]) -> None: ...
 
     def do_start(self, order: Mapping[str, Any]) -> None:
-        cpus: Sequence[int] | None = order["cpus"]
-
-        def in_child() -> None:  # this process has no threads
-            end_with_parent(signal.SIGTERM)
-            if cpus is not None:
-                os.sched_setaffinity(0, cpus)
-
         try:
-            process = subprocess.Popen(
-                order["words"],
-                env={**os.environ, **order["environ"]},
-                cwd=order["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the driver
-                preexec_fn=in_child,
-            )
+            child = Child(order)
         except (OSError, subprocess.SubprocessError) as error:
             self.tell("output", id=order["id"], text=f"swift launch: cannot be started: {error}\n")
             self.tell("ended", id=order["id"], code=EXIT_USAGE)
             return
-        child = Child(order["id"], process, order["end_s"])
-        os.set_blocking(child.output, False)
         self.children[child.name] = child
 
     def do_signal(self, order: Mapping[str, Any]) -> None:
         child = self.children.get(order["id"])
         if child:
-            child.process.send_signal(order["signal"])
+            child.send_signal(order["signal"])
 
     def do_end(self, order: Mapping[str, Any]) -> None:
         child = self.children.get(order["id"])
         if child:
-            child.process.terminate()
-            child.deadline = time.monotonic() + order["end_s"]
+            child.ask_to_end(order["end_s"])
 
     def do_free_ports(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"ports": free_ports(order["count"], order["host"])}
@@ -181,12 +171,7 @@ class NodeAgent:
         part.replace(path)
 
     def do_ready(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        place = urlsplit(order["url"])
-        connection = HTTPConnection(str(place.hostname), place.port, timeout=_READY_S)
-        with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
-            connection.request("GET", "/ready", headers={"Authorization": f"Bearer {order['key']}"})
-            return {"ready": connection.getresponse().status == 200}
-        return {"ready": False}
+        return {"ready": is_ready(order["url"], order["key"])}
 
     def read(self, child: Child) -> bool:
         """Passes on the whole lines of what a process has said; false once there is nothing more now."""
@@ -206,12 +191,9 @@ class NodeAgent:
         """Sees which processes have ended, and kills those that should have. Ranks whose launcher was killed save: the
         kernel has told them."""
         for child in list(self.children.values()):
-            late = child.deadline is not None and time.monotonic() > child.deadline
-            if late:
-                child.process.kill()
-            code = child.process.poll()
-            if code is not None and not late and ranks_below(self.running()):
-                child.deadline = child.deadline or time.monotonic() + child.end_s
+            code = child.look()
+            if code is not None and not child.late and self.ranks_below():
+                child.deadline = min(child.deadline, time.monotonic() + child.end_s)
             elif code is not None:
                 del self.children[child.name]
                 end_children(self.running())
@@ -219,13 +201,21 @@ class NodeAgent:
                     pass
                 if child.rest:
                     self.tell("output", id=child.name, text=child.rest.decode(errors="replace"))
-                assert child.process.stdout is not None
-                child.process.stdout.close()
+                assert child.stdout is not None
+                child.stdout.close()
                 self.tell("ended", id=child.name, code=code)
                 self.killed = self.killed or code < 0
 
     def running(self) -> set[int]:
-        return {child.process.pid for child in self.children.values() if child.process.poll() is None}
+        return {child.pid for child in self.children.values() if child.poll() is None}
+
+    def ranks_below(self) -> bool:
+        """Says whether ranks that torch's launcher has started live without it: they are children of this process."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.pid not in self.running() and "TORCHELASTIC_RUN_ID" in child.environ():
+                    return True
+        return False
 
     def tell(self, event: str, **values: Any) -> None:
         self.unsent += json.dumps({"event": event, **values}).encode() + b"\n"
@@ -246,8 +236,8 @@ class NodeAgent:
         for end_s in sorted({child.end_s for child in self.children.values()}, reverse=True):
             own = [child for child in self.children.values() if child.end_s == end_s]
             for child in own:
-                child.process.terminate()
-                child.deadline = child.deadline or time.monotonic() + end_s
+                left = child.deadline - time.monotonic()  # where it was told to end before
+                child.ask_to_end(min(end_s, left))
             while any(child.name in self.children for child in own):
                 for child in list(self.children.values()):
                     self.read(child)
@@ -262,7 +252,7 @@ class NodeAgent:
 
 
 def remove_what_is_left() -> None:
-    """Servers that were killed had no time to empty their shared memory."""
+    """Removes the shared memory of servers that were killed, and had no time to empty it."""
     from swift_r1.sync.staging import remove_leftovers  # numpy is behind it
 
     remove_leftovers()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from swift_r1.runtime.processes import last_line
+from swift_r1.workers.process import SupervisedProcess
 
 AGENT_MODULE = "swift_r1.fleet.agent"
 _END_S = 45.0  # for the process of a pipe to end after its input has; an agent first ends what it has started
@@ -74,22 +72,15 @@ class ClusterBackend(Protocol):
         """Starts an agent on the node. Raises OSError: it cannot be started."""
 
     def command(self, node: Node) -> Sequence[str]:
-        """The words that `connect` starts, for `--dry-run`."""
+        """Returns the words that `connect` starts, for `--dry-run`."""
 
 
 class ProcessPipe:
     """An agent behind the standard input and output of a process of this machine (the agent itself, ssh, srun)."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # without a name: nothing is left, however this ends
-        self._process = subprocess.Popen(
-            words,
-            env=None if environ is None else dict(environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            start_new_session=True,  # a terminal's Ctrl-C is for the driver
-        )
+        pipe = subprocess.PIPE
+        self._process = SupervisedProcess(words, environ, keeps_errors=True, stdin=pipe, stdout=pipe)
 
     def send(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -104,11 +95,7 @@ class ProcessPipe:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # what was not yet written has no reader any more
             self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.finish(_END_S)
 
     def last_words(self) -> str:
-        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))
+        return self._process.last_line()

@@ -56,7 +56,7 @@ class AgentClient:
             self._pipe.close()
 
     def _send(self, pipe: AgentPipe) -> None:
-        """Until there is nothing more to send, or the agent is gone, which `gone` says."""
+        """Sends orders until there is nothing more to send, or the agent is gone, which `gone` says."""
         while True:
             try:
                 order = self._orders.get(timeout=_PING_S)
@@ -73,7 +73,7 @@ class AgentClient:
 
     def _pass_on(self, pipe: AgentPipe) -> str:
         """Passes on what the agent says, to its end; returns why that came."""
-        while line := pipe.receive():
+        for line in iter(pipe.receive, b""):
             try:
                 event = json.loads(line)
             except ValueError:
@@ -101,7 +101,7 @@ class AgentClient:
 
     @property
     def over(self) -> bool:
-        """Whether the way to the agent has ended too, which it does when the agent has ended what it had started."""
+        """Says whether the way to the agent has ended too, which it does when the agent has ended what it started."""
         return not self._thread.is_alive()
 
     @property

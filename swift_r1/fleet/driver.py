@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from swift_r1.errors import EXIT_OK, SwiftError, UsageError, one_line
 from swift_r1.fleet.backend import ClusterBackend
@@ -18,8 +18,9 @@ from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot, NoRoom, place_roles
 from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
 from swift_r1.fleet.servers import FleetServers
-from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask
-from swift_r1.fleet.training import Loss, Training
+from swift_r1.fleet.tasks import SERVER_END_S, TRAIN_END_S, FleetTask, LaunchContext
+from swift_r1.fleet.training import Training
+from swift_r1.runtime.processes import handlers_kept
 
 _LOOK_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,7 +50,6 @@ class Driver:
         changed: Callable[[Driver], None],
     ) -> None:
         self.run_file = run
-        self.args = args
         self.logs = logs
         self._say = say
         self._show = show
@@ -59,32 +59,9 @@ class Driver:
         self.interrupted: int | None = None
         self._looked = 0.0
         self._begun = self._ending = self._at_once = False
-        shared = dict(environ)
-        self.servers = FleetServers(
-            run,
-            self.fleet,
-            shared,
-            args.max_restarts,
-            args.node_timeout,
-            self.log,
-            self.taken,
-            self._became,
-            self._moved,
-        )
-        self.training = Training(
-            run,
-            self.fleet,
-            shared,
-            folder,
-            resume,
-            args.max_restarts,
-            cast(Loss, args.on_node_loss),
-            args.node_timeout,
-            self.log,
-            self.taken,
-            self._became,
-            self.servers,
-        )
+        launch = LaunchContext(run, self.fleet, args, environ, self.log, self.taken, self._became)
+        self.servers = FleetServers(launch, self._moved)
+        self.training = Training(launch, folder, resume, self.servers)
 
     @property
     def tasks(self) -> list[FleetTask]:
@@ -92,7 +69,7 @@ class Driver:
 
     @property
     def _wants_servers(self) -> bool:
-        """While training has not ended: its last step, too, may need a server that has just been lost."""
+        """Says whether training has not ended: its last step, too, may need a server that has just been lost."""
         waits = self.training.lives and not self._at_once
         return self.training.code is None and (self.interrupted is None or waits)
 
@@ -103,7 +80,7 @@ class Driver:
         return [task.place for task in self.tasks if task.place is not None and task.state != "given up"]
 
     def run(self) -> int:
-        """The exit code of the run.
+        """Returns the exit code of the run.
 
         Raises:
             UsageError: nodes cannot be reached, or have too little for the roles.
@@ -236,8 +213,8 @@ class Driver:
         self._changed(self)
 
     def _moved(self, task: FleetTask) -> None:
-        """A server has another address, or none. Training reads those of rollout servers while it runs; it is told the
-        others at its start, and begins again."""
+        """Tells training that a server has another address, or none. It reads those of rollout servers while it runs;
+        of the others it is told at its start, and begins again."""
         if not self.training.lives:
             return
         if task.role.name == ROLLOUT:
@@ -270,9 +247,7 @@ class Driver:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]  # nohup
-        before = {number: signal.signal(number, lambda got, _: self._events.put(int(got))) for number in heard}
-        try:
+        with handlers_kept(*heard):
+            for number in heard:
+                signal.signal(number, lambda got, _: self._events.put(int(got)))
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -26,8 +26,8 @@ _ENOUGH = 4096  # GPUs or cores of a node of which nobody has said how many it h
 
 
 def dry_run(run: RunFile, backend: ClusterBackend, environ: Mapping[str, str]) -> str:
-    """Every command with its node, in the order in which they start; nothing is asked of the nodes. Ports are those
-    that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
+    """Returns every command with its node, in the order in which they start; nothing is asked of the nodes. Ports are
+    those that would be taken if they were free. Raises UsageError: the roles do not fit on the nodes."""
     nodes = {node.name: node for node in backend.nodes()}
     rooms = [
         Room(name, tuple(map(str, range(_or(node.gpus)))), tuple(range(_or(node.cpus))), node.roles)

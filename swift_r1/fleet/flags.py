@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from swift_r1.flags.fields import free
+from swift_r1.flags.fields import resumable_flag
 from swift_r1.flags.parser import Command
 from swift_r1.fleet.backends import BACKENDS
 
@@ -16,27 +16,27 @@ class LaunchArguments(Command):
 
     command: ClassVar[str] = "launch"
     of_others: ClassVar[str] = "put it into the file"
-    on: str = free("local", "what the nodes are", choices=tuple(BACKENDS))
-    dry_run: bool = free(False, "print every command with its node and its variables, and start none")
-    max_restarts: int = free(
+    on: str = resumable_flag("local", "what the nodes are", choices=tuple(BACKENDS))
+    dry_run: bool = resumable_flag(False, "print every command with its node and its variables, and start none")
+    max_restarts: int = resumable_flag(
         3,
         "how often training restarts from its last checkpoint, and how often in a row a server that does not get ready "
         "comes back, or a Slurm job that has gained no step is queued again",
         at_least=0,
     )
-    on_node_loss: str = free(
+    on_node_loss: str = resumable_flag(
         "restart",
         "when a node that trains is gone: restart on as many as there are, wait until there are as many as before, or "
         "stop",
         choices=("restart", "wait", "stop"),
     )
-    node_timeout: float = free(
+    node_timeout: float = resumable_flag(
         600.0,
         "seconds without the nodes that training needs, or without a place for any server of a role, after which the "
         "launch ends",
         more_than=0,
     )
-    silence_timeout: float = free(
+    silence_timeout: float = resumable_flag(
         60.0,
         "seconds without a word after which a node counts as gone, and ends what runs on it",
         more_than=5,

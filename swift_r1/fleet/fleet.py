@@ -74,7 +74,7 @@ class Fleet:
         threading.Thread(target=client.close, args=(_CLOSE_S,), daemon=True).start()
 
     def met(self, client: AgentClient, about: Event) -> bool:
-        """An agent has said hello; false where it cannot be used."""
+        """Takes an agent's hello; returns false where it cannot be used."""
         if about["version"] != own_version():
             self.drop(client, f"it has swift-r1 {about['version']}, and here is {own_version()}")
             return False
@@ -83,11 +83,11 @@ class Fleet:
         return True
 
     def knows(self, client: AgentClient) -> bool:
-        """Whether this is a node's agent now; one that was given up may still say something."""
+        """Says whether this is a node's agent now; one that was given up may still say something."""
         return self.clients.get(client.node.name) is client
 
     def gone(self, client: AgentClient, text: str) -> None:
-        """An agent is gone."""
+        """Forgets an agent that is gone."""
         del self.clients[client.node.name]
         self._leaving.append(client)
         self.faults.setdefault(client.node.name, text)
@@ -96,7 +96,7 @@ class Fleet:
 
     @property
     def complete(self) -> bool:
-        """Whether every node has answered, or could not be reached."""
+        """Says whether every node has answered, or could not be reached."""
         return all(client.about is not None for client in self.clients.values())
 
     def look(self) -> None:
@@ -131,7 +131,7 @@ class Fleet:
 
 
 def _parts(node: Node, about: Event) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """A node's GPUs and cores; a number that was given for it counts more than what its agent found."""
+    """Returns a node's GPUs and cores; a number that was given for it counts more than what its agent found."""
     gpus = tuple(about["gpus"])
     cpus = tuple(about["cpus"])
     if node.gpus is not None:

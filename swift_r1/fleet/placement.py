@@ -33,7 +33,7 @@ class NoRoom(Exception):
 
 
 def place_roles(roles: Mapping[str, Role], rooms: Sequence[Room]) -> dict[str, list[NodeSlot]]:
-    """Places for all roles: first those that may run only on some nodes, then training, then the others. Raises
+    """Finds places for all roles: first those that may run only on some nodes, then training, then the others. Raises
     NoRoom."""
     order = [name for name in (TRAIN, *SERVERS, ROLLOUT) if name in roles]
     places: dict[str, list[NodeSlot]] = {}
@@ -49,8 +49,8 @@ def find_places(
     rooms: Sequence[Room],
     taken: Sequence[NodeSlot],
 ) -> list[NodeSlot]:
-    """Places for `count` nodes or replicas of a role beside those that are `taken`: for training each on another node,
-    the fullest that will do; for servers where the fewest others are. Raises NoRoom."""
+    """Finds places for `count` nodes or replicas of a role beside those that are `taken`: for training each on another
+    node, the fullest that will do; for servers where the fewest others are. Raises NoRoom."""
     found: list[NodeSlot] = []
     for number in range(count):
         others = [*taken, *found]

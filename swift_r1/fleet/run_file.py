@@ -24,6 +24,7 @@ JUDGE = "judge"
 TEACHER = "teacher"
 SERVERS = (JUDGE, TEACHER)
 """Roles of servers beside the rollout servers; each has a section of its own with its model."""
+_ROLES = (TRAIN, ROLLOUT, *SERVERS)
 _SECTIONS = ("rlhf", ROLLOUT, *SERVERS, "roles", "environ", *BACKENDS)
 _CHOSEN_VARIABLES = (
     *("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
@@ -96,7 +97,7 @@ class RunFile:
 
 
 def read_run_file(path: str | Path, overrides: Mapping[str, Any] | None = None) -> RunFile:
-    """The file's content, with `overrides` of flags of `swift rlhf` in the place of what the file has for them.
+    """Reads the file, with `overrides` of flags of `swift rlhf` in the place of what the file has for them.
 
     Raises:
         UsageError: every fault of the file.
@@ -144,8 +145,8 @@ def with_addresses(
     urls: Mapping[str, Sequence[str]],
     server_file: str | None = None,
 ) -> dict[str, Any]:
-    """Flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the rollout
-    servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
+    """Returns flags of `swift rlhf` with the addresses of the servers of each role, or the file that has those of the
+    rollout servers. Raises UsageError: `judge` cannot be read, or a flag names another server."""
     flags = dict(rlhf)
     faults = list[str]()
     if ROLLOUT in urls:
@@ -170,7 +171,7 @@ def with_addresses(
 
 
 def _judge(value: Any) -> dict[str, Any]:
-    """`--judge` without what only its checks want: an object, JSON, or a file."""
+    """Reads `--judge` without what only its checks want: an object, JSON, or a file."""
     import yaml
 
     try:
@@ -208,46 +209,44 @@ def _mapping(content: Mapping[str, Any], name: str, faults: list[str]) -> dict[s
 
 
 def unknown(given: Iterable[str], known: Iterable[str], what: str) -> Iterator[str]:
-    """A line for each name that is not known, with the nearest one that is."""
+    """Yields a line for each name that is not known, with the nearest one that is."""
     names = list(known)
     return (no_such(what, name, names) for name in given if name not in names)
 
 
 def _role(name: str, values: Any, faults: list[str]) -> Role | None:
-    found = list(unknown([name], (TRAIN, ROLLOUT, *SERVERS), "role"))
-    if not found and not isinstance(values := {} if values is None else values, dict):
-        found = [f"roles: {name} must be a mapping like {{gpus: 1}}, not {values!r}"]
-    if not found:
-        counts = "nodes" if name == TRAIN else "replicas"
-        known = (counts, "gpus", *(("processes",) if name == TRAIN else ()), "cpus", "hosts")
-        found = [f"roles: {name}: {fault}" for fault in unknown(map(str, values), known, "key")]
-        for key in (one for one in known[:-1] if one in values):
-            least = 0 if key == "gpus" else 1
-            if type(values[key]) is not int or values[key] < least:
-                found.append(f"roles: {name}: {key} must be a whole number of at least {least}, not {values[key]!r}")
-        if values.get("gpus") and "processes" in values:
-            found.append(f"roles: {name}: processes: leave it out where there are gpus, each of which has one")
-        hosts = values.get("hosts", [])
-        if not isinstance(hosts, list) or not all(isinstance(one, str) for one in hosts):
-            found.append(f"roles: {name}: hosts must be a list of names, not {hosts!r}")
-        if name in _ONE and values.get("replicas", 1) != 1:
-            found.append(f"roles: {name}: {_ONE[name]}")
+    """Returns a line of the table of roles; None where something is wrong with it, which `faults` gets."""
+    faults += unknown([name], _ROLES, "role")
+    if name not in _ROLES:
+        return None
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        faults.append(f"roles: {name} must be a mapping like {{gpus: 1}}, not {values!r}")
+        return None
+    numbers = ["nodes", "gpus", "processes", "cpus"] if name == TRAIN else ["replicas", "gpus", "cpus"]
+    hosts = values.get("hosts", [])
+    found = list(unknown(map(str, values), [*numbers, "hosts"], "key"))
+    for key in numbers:
+        value = values.get(key, 1)
+        least = 0 if key == "gpus" else 1
+        if type(value) is not int or value < least:
+            found.append(f"{key} must be a whole number of at least {least}, not {value!r}")
+    if values.get("gpus") and "processes" in values:
+        found.append("processes: leave it out where there are gpus, each of which has one")
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        found.append(f"hosts must be a list of names, not {hosts!r}")
+    if name in _ONE and values.get("replicas", 1) != 1:
+        found.append(_ONE[name])
     if found:
-        faults += found
+        faults += [f"roles: {name}: {fault}" for fault in found]
         return None
     gpus = values.get("gpus", 0)
-    return Role(
-        name,
-        values.get(counts, 1),
-        gpus,
-        values.get("processes", gpus or 1),
-        values.get("cpus"),
-        tuple(hosts),
-    )
+    processes = values.get("processes") or gpus or 1
+    return Role(name, values.get(numbers[0], 1), gpus, processes, values.get("cpus"), tuple(hosts))
 
 
 def is_secret(variable: str) -> bool:
-    """Whether its name says that it is a key."""
+    """Says whether a variable is a key by its name."""
     return is_secret_name(variable) or re.search("(^|_)(KEY|TOKEN|SECRET|PASSWORD)(_|$)", variable.upper()) is not None
 
 
@@ -281,7 +280,7 @@ def _named(cls: type[Command], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _server(given: Mapping[str, Any], policy: Mapping[str, Any], role: Role) -> dict[str, Any]:
-    """A server's flags: of a rollout server, model and dtype are the policy's; its GPUs hold one copy of the model."""
+    """Returns a server's flags: a rollout server has the policy's model and dtype, and its GPUs one copy of it."""
     flags = {name: policy[name] for name in ("model", "torch_dtype") if name in policy} | dict(given)
     if role.gpus > 1 and not {"vllm_tensor_parallel_size", "vllm_data_parallel_size"}.intersection(flags):
         flags["vllm_tensor_parallel_size"] = role.gpus
@@ -301,20 +300,21 @@ def _server_faults(name: str, given: Mapping[str, Any], flags: Mapping[str, Any]
 
 
 def _checked_rlhf(rlhf: Mapping[str, Any], roles: Mapping[str, Role], faults: list[str]) -> RlhfArguments:
+    """Returns the flags as `swift rlhf` will read them; what is wrong with them is in `faults`."""
     if not rlhf:
         faults.append("rlhf is missing: the flags of swift rlhf")
         return RlhfArguments()
-    own = {key: value for key, value in rlhf.items() if key not in _OF_THE_LAUNCH or value == LAST}
-    faults += [f"rlhf: {key}: {why}" for key, why in _OF_THE_LAUNCH.items() if key in rlhf and key not in own]
-    secret = {name: spec.info.secret for name, spec in flag_specs(RlhfArguments).items() if spec.info.secret}
-    for key in secret.keys() & own.keys():
-        faults.append(f"rlhf: {key}: a key has no place in a file: set {secret[key]} where swift launch runs")
+    own: dict[str, Any] = {}
+    for key, value in rlhf.items():
+        if key in _OF_THE_LAUNCH and value != LAST:
+            faults.append(f"rlhf: {key}: {_OF_THE_LAUNCH[key]}")
+        else:
+            own[key] = value
+    for key, spec in flag_specs(RlhfArguments).items():
+        if spec.info.secret and key in own:
+            faults.append(f"rlhf: {key}: a key has no place in a file: set {spec.info.secret} where swift launch runs")
     train = roles.get(TRAIN, Role(TRAIN))
-    world = {
-        "NPROC_PER_NODE": str(train.processes),
-        "NNODES": str(train.count),
-        "MASTER_ADDR": "node0",
-    }
+    world = {"NPROC_PER_NODE": str(train.processes), "NNODES": str(train.count), "MASTER_ADDR": "node0"}
     try:
         own = with_addresses(own, {name: [_PLACEHOLDER_URL] for name in roles if name != TRAIN})
         return parse_arguments(RlhfArguments, as_words(own), world)
@@ -334,12 +334,12 @@ def read_options(run: RunFile, backend: str, known: Mapping[str, type]) -> dict[
 
 
 def hosts_faults(run: RunFile, instead: str) -> list[str]:
-    """A line for each role with `hosts`, for a backend that cannot be told names."""
+    """Returns a line for each role with `hosts`, for a backend that cannot be told names."""
     return [f"{run.path}: roles: {name}: hosts: {instead}" for name, role in run.roles.items() if role.hosts]
 
 
 def option_faults(options: Mapping[str, Any], known: Mapping[str, type]) -> list[str]:
-    """A line for each key that is not known, or has a value of another type."""
+    """Returns a line for each key that is not known, or has a value of another type."""
     faults = list(unknown(options, known, "key"))
     for name, value in options.items():
         kind = known.get(name)

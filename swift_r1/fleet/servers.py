@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_RUN_FAILED, EXIT_USAGE, RunFailed
 from swift_r1.flags.rollout import url_of
 from swift_r1.fleet.client import Event
-from swift_r1.fleet.commands import device_variables, server_words
-from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import NodeSlot, NoRoom, find_places
-from swift_r1.fleet.run_file import JUDGE, TRAIN, RunFile
-from swift_r1.fleet.tasks import FleetTask
+from swift_r1.fleet.commands import server_words
+from swift_r1.fleet.placement import NoRoom, find_places
+from swift_r1.fleet.run_file import JUDGE, TRAIN
+from swift_r1.fleet.tasks import FleetTask, LaunchContext
 
 
 class ServerFailed(RunFailed):
@@ -28,36 +26,15 @@ class FleetServers:
     """All replicas of all roles but training.
 
     Args:
-        environ: variables of every process, the key among them.
-        log: where a task's output goes.
-        taken: the places of all tasks.
-        changed: called with a task and words about what became of it.
         moved: called when a server has another address than before, or none.
     """
 
-    def __init__(
-        self,
-        run: RunFile,
-        fleet: Fleet,
-        environ: dict[str, str],
-        max_restarts: int,
-        node_timeout: float,
-        log: Callable[[FleetTask], Path],
-        taken: Callable[[], Sequence[NodeSlot]],
-        changed: Callable[[FleetTask, str], None],
-        moved: Callable[[FleetTask], None],
-    ) -> None:
-        self._run = run
-        self._fleet = fleet
-        self._environ = environ
-        self._max_restarts = max_restarts
-        self._node_timeout = node_timeout
-        self._log = log
-        self._taken = taken
-        self._changed = changed
+    def __init__(self, launch: LaunchContext, moved: Callable[[FleetTask], None]) -> None:
+        self._launch = launch
+        self._fleet = launch.fleet
         self._moved = moved
         self._without: dict[str, float] = {}  # since when a server has no place, by its name
-        roles = [role for name, role in run.roles.items() if name != TRAIN]
+        roles = [role for name, role in launch.run.roles.items() if name != TRAIN]
         self.tasks = [FleetTask(role, number) for role in roles for number in range(role.count)]
 
     @property
@@ -71,18 +48,18 @@ class FleetServers:
 
     @property
     def placed(self) -> bool:
-        """Whether each server has an address, or none now: it was given up, or waits for a place."""
+        """Says whether each server has an address, or none now: it was given up, or waits for a place."""
         return all(task.url is not None or task.state in ("given up", "waiting") for task in self.tasks)
 
     @property
     def enough(self) -> bool:
-        """Whether training may begin: each role has a server. Training itself waits for all but the judge."""
+        """Says whether training may begin: each role has a server. Training itself waits for all but the judge."""
         judges = [task for task in self.tasks if task.role.name == JUDGE]
         return all(self.urls.values()) and all(task.state == "ready" for task in judges)
 
     @property
     def were_ready(self) -> bool:
-        """Whether there are servers, and each has served."""
+        """Says whether there are servers, and each has served."""
         return bool(self.tasks) and all(task.ever_ready for task in self.tasks)
 
     def begin(self, task: FleetTask) -> None:
@@ -109,69 +86,71 @@ class FleetServers:
         client.ask("free_ports", with_port, count=1, host=address)
 
     def _start(self, task: FleetTask) -> None:
-        assert task.place is not None and task.port is not None and task.client and task.client.about
-        words = server_words(self._run, task.role.name, self._fleet.address(task.place.node), task.port)
-        devices = device_variables(task.place, bool(task.client.about["gpus"]))
-        task.start(words, {**self._environ, **devices}, self._log(task))
-        self._changed(task, f"started at {task.url}")
+        assert task.place is not None and task.port is not None
+        words = server_words(self._launch.run, task.role.name, self._fleet.address(task.place.node), task.port)
+        task.start(words, self._launch.environ, self._launch.log(task))
+        self._launch.changed(task, f"started at {task.url}")
 
     def look(self) -> None:
         """Asks who serves, and finds places for those that have none. Raises ServerFailed: the judge never did in
         `--vllm_server_timeout` seconds, or a role has had no server for `--node_timeout`."""
-        limit_s = self._run.args.vllm_server_timeout
+        limit_s = self._launch.run.args.vllm_server_timeout
         for task in self.tasks:
             if task.role.name == JUDGE and task.state == "starting" and time.monotonic() - task.started > limit_s:
                 why = f"did not serve within {limit_s:g} s (--vllm_server_timeout): {task.last_line}"
-                raise ServerFailed(f"{task.name} on {task.node} {why} ({self._log(task)})", EXIT_RUN_FAILED)
+                raise self._failed(task, f"{task.name} on {task.node} {why}")
             if task.state == "starting" and task.url is not None and task.client is not None:
                 attempt = task.attempt
-                key = self._environ["SWIFT_API_KEY"]
+                key = self._launch.environ["SWIFT_API_KEY"]
 
                 def answered(answer: Event, task: FleetTask = task, attempt: int = attempt) -> None:
                     if answer.get("ready") and task.attempt == attempt and task.state == "starting":
                         task.state = "ready"
                         task.ever_ready = True
                         task.failures = 0
-                        self._changed(task, "serves")
+                        self._launch.changed(task, "serves")
 
                 task.client.ask("ready", answered, url=task.url, key=key)
             elif task.state == "waiting":
                 self._place(task)
 
+    def _failed(self, task: FleetTask, why: str) -> ServerFailed:
+        return ServerFailed(f"{why} ({self._launch.log(task)})", task.code or 0)
+
     def _place(self, task: FleetTask) -> None:
         try:
-            [task.place] = find_places(task.role, 1, self._fleet.rooms(), self._taken())
+            [task.place] = find_places(task.role, 1, self._fleet.rooms(), self._launch.taken())
         except NoRoom as error:
             if task.name not in self._without:
                 self._without[task.name] = time.monotonic()
-                self._changed(task, f"waits for a place: {error}")
+                self._launch.changed(task, f"waits for a place: {error}")
             waited = time.monotonic() - self._without[task.name]
-            if waited > self._node_timeout and not self.urls[task.role.name]:
-                limit = f"{self._node_timeout:g} s (--node_timeout)"
+            if waited > self._launch.args.node_timeout and not self.urls[task.role.name]:
+                limit = f"{self._launch.args.node_timeout:g} s (--node_timeout)"
                 raise ServerFailed(f"{task.name} has had no place for {limit}: {error}", EXIT_RUN_FAILED) from error
             return
         self._without.pop(task.name, None)
         self.begin(task)
 
     def ended(self, task: FleetTask) -> None:
-        """One has ended, or its node is gone: it comes back. Raises ServerFailed: it has never been ready, or the last
-        one of its role is given up."""
+        """Brings one back that has ended, or whose node is gone. Raises ServerFailed: it has never been ready, or the
+        last one of its role is given up."""
         was = task.ending
         lost = task.code is None
         moves = task.code in (None, EXIT_PORT_TAKEN)
         if not lost and not task.ever_ready and not moves:
-            raise ServerFailed(f"{was} before it was ready: {task.last_line} ({self._log(task)})", task.code or 0)
+            raise self._failed(task, f"{was} before it was ready: {task.last_line}")
         task.failures += not lost
-        if task.failures > self._max_restarts:
+        if task.failures > self._launch.args.max_restarts:
             task.state = "given up"
             task.url = None
             why = f"{was}: given up after {task.failures} ends in a row: {task.last_line}"
             if all(one.state == "given up" for one in self.tasks if one.role is task.role):
-                raise ServerFailed(f"{why} ({self._log(task)})", task.code or 0)
-            self._changed(task, why)
+                raise self._failed(task, why)
+            self._launch.changed(task, why)
             self._moved(task)
             return
-        self._changed(task, f"{was}: it comes back")
+        self._launch.changed(task, f"{was}: it comes back")
         if moves:
             task.url = None
             task.port = None

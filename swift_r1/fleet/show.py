@@ -51,7 +51,7 @@ def _silence(stream: TextIO) -> None:
 
 class _Terminal(Terminal):
     def on_broken_pipe(self) -> None:
-        """Rich would end this process."""
+        """Silences standard error; Rich would end this process."""
         _silence(sys.stderr)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from swift_r1.errors import EXIT_RANK_KILLED
 from swift_r1.fleet.client import AgentClient
+from swift_r1.fleet.commands import device_variables
+from swift_r1.fleet.flags import LaunchArguments
+from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
-from swift_r1.fleet.run_file import TRAIN, Role
+from swift_r1.fleet.run_file import TRAIN, Role, RunFile
 
 State = Literal["waiting", "placed", "starting", "ready", "running", "ended", "given up"]
 """`placed` waits for a port; `starting`: a server does not serve yet; `ready`: it does; `running`: it trains."""
@@ -64,21 +68,22 @@ class FleetTask:
     def node(self) -> str:
         return self.place.node if self.place else ""
 
-    def start(self, words: list[str], environ: dict[str, str], log: Path) -> None:
-        """Gives the order to its agent; `words` follow the interpreter's name."""
+    def start(self, words: list[str], environ: Mapping[str, str], log: Path) -> None:
+        """Gives the order to its agent; `words` follow the interpreter's name. It sees its GPUs alone."""
         assert self.client is not None and self.client.about is not None and self.place is not None
         node = self.client.node
         self.attempt = self.attempt + 1
         self.started = time.monotonic()
         self.code = None
         self.state = "running" if self.role.name == TRAIN else "starting"
+        devices = device_variables(self.place, bool(self.client.about["gpus"]))
         with log.open("a", encoding="utf-8") as out:
             out.write(f"swift launch: start {self.attempt} of {self.name}, on {node.name}\n")
         self.client.tell(
             "start",
             id=self.process,
             words=[node.python or self.client.about["python"], *words],
-            environ={"PYTHONUNBUFFERED": "1"} | environ,
+            environ={"PYTHONUNBUFFERED": "1", **environ, **devices},
             cwd=node.folder or self.client.about["folder"],
             cpus=self.place.cpus,
             end_s=TRAIN_END_S if self.role.name == TRAIN else SERVER_END_S,
@@ -89,7 +94,7 @@ class FleetTask:
             self.client.tell("signal", id=self.process, signal=number)
 
     def end(self, end_s: float) -> None:
-        """SIGTERM, and SIGKILL `end_s` seconds later."""
+        """Sends SIGTERM, and SIGKILL `end_s` seconds later."""
         if self.client is not None and self.lives:
             self.client.tell("end", id=self.process, end_s=end_s)
 
@@ -98,7 +103,7 @@ class FleetTask:
         self.code = code
 
     def lost(self, why: str) -> None:
-        """Its node is gone, and it with that."""
+        """Notes that its node is gone, and it with that."""
         self.state = "ended"
         self.code = None
         self.client = None
@@ -113,3 +118,23 @@ class FleetTask:
         if self.code == EXIT_RANK_KILLED:
             how = "has ended, since a signal killed one of its ranks"
         return f"{self.name} on {self.node} {how}"
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What the servers and the training of a launch have in common.
+
+    Attributes:
+        environ: variables of every process, the servers' key among them.
+        log: returns where a task's output goes.
+        taken: returns the places of all tasks.
+        changed: is called with a task and words about what became of it.
+    """
+
+    run: RunFile
+    fleet: Fleet
+    args: LaunchArguments
+    environ: Mapping[str, str]
+    log: Callable[[FleetTask], Path]
+    taken: Callable[[], Sequence[NodeSlot]]
+    changed: Callable[[FleetTask, str], None]

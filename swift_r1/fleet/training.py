@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from swift_r1.errors import (
     EXIT_INTERRUPTED,
@@ -18,19 +17,17 @@ from swift_r1.errors import (
     EXIT_USAGE,
 )
 from swift_r1.fleet.client import Event
-from swift_r1.fleet.commands import device_variables, rank_variables, server_file, train_words
-from swift_r1.fleet.fleet import Fleet
-from swift_r1.fleet.placement import NodeSlot, NoRoom, find_places
-from swift_r1.fleet.run_file import ROLLOUT, TRAIN, RunFile
+from swift_r1.fleet.commands import rank_variables, server_file, train_words
+from swift_r1.fleet.placement import NoRoom, find_places
+from swift_r1.fleet.run_file import ROLLOUT, TRAIN
 from swift_r1.fleet.servers import FleetServers
-from swift_r1.fleet.tasks import TRAIN_END_S, FleetTask
+from swift_r1.fleet.tasks import TRAIN_END_S, FleetTask, LaunchContext
 from swift_r1.runtime.stopping import LAUNCHED
 
 _SETTLE_S = 60.0  # for the other nodes to end once one has failed
 _KILL_S = 10.0
 _BACK_S = 10.0  # for a node to come back before training goes on without it
 _BY_SIGNAL = (EXIT_RANK_KILLED, EXIT_INTERRUPTED, EXIT_TERMINATED)
-Loss = Literal["restart", "wait", "stop"]
 _CODES = {
     EXIT_USAGE: "a fault of the flags, the data or the environment does not go away",
     EXIT_RUN_FAILED: "the run itself failed, and would again",
@@ -38,36 +35,16 @@ _CODES = {
 
 
 class Training:
-    """Args as `FleetServers`; `folder` is the run's."""
+    """The nodes that train; `folder` is the run's."""
 
-    def __init__(
-        self,
-        run: RunFile,
-        fleet: Fleet,
-        environ: Mapping[str, str],
-        folder: str,
-        resume: bool,
-        max_restarts: int,
-        on_node_loss: Loss,
-        node_timeout: float,
-        log: Callable[[FleetTask], Path],
-        taken: Callable[[], Sequence[NodeSlot]],
-        changed: Callable[[FleetTask, str], None],
-        servers: FleetServers,
-    ) -> None:
-        self._run = run
-        self._fleet = fleet
-        self._environ = environ
+    def __init__(self, launch: LaunchContext, folder: str, resume: bool, servers: FleetServers) -> None:
+        self._launch = launch
+        self._fleet = launch.fleet
+        self._args = launch.args
         self._folder = folder
         self._resume = resume
-        self._max_restarts = max_restarts
-        self._on_node_loss = on_node_loss
-        self._log = log
-        self._taken = taken
-        self._node_timeout = node_timeout
-        self._changed = changed
         self._servers = servers
-        self.role = run.roles[TRAIN]
+        self.role = launch.run.roles[TRAIN]
         self.tasks = [FleetTask(self.role, number) for number in range(self.role.count)]
         self.restarts = 0
         self.code: int | None = None
@@ -111,17 +88,12 @@ class Training:
             [port] = answer["ports"]
             self.tell_servers()
             resume = self._resume or self.restarts > 0
-            words = train_words(self._run, self._servers.urls, self._folder, resume, server_file(self._folder))
+            words = train_words(self._launch.run, self._servers.urls, self._folder, resume, server_file(self._folder))
             for task in self.tasks:
-                assert task.place is not None and task.client is not None and task.client.about is not None
-                environ = {
-                    **self._environ,
-                    LAUNCHED: "1",
-                    **device_variables(task.place, bool(task.client.about["gpus"])),
-                    **rank_variables(self._run, len(self.tasks), task.number, address, port),
-                }
-                task.start(words, environ, self._log(task))
-                self._changed(task, "trains")
+                ranks = rank_variables(self._launch.run, len(self.tasks), task.number, address, port)
+                environ = {**self._launch.environ, LAUNCHED: "1", **ranks}
+                task.start(words, environ, self._launch.log(task))
+                self._launch.changed(task, "trains")
 
         client.ask("free_ports", with_port, count=1, host=address)
 
@@ -144,7 +116,7 @@ class Training:
 
     def _written(self, answer: Event) -> None:
         if "error" in answer:
-            self._changed(self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}")
+            self._launch.changed(self.tasks[0], f"the addresses of the servers cannot be written: {answer['error']}")
 
     def restart(self, why: str) -> None:
         """Ends all nodes after the step that they are in; they begin again from the checkpoint."""
@@ -160,10 +132,10 @@ class Training:
         return self.lives
 
     def ended(self, task: FleetTask) -> None:
-        """One has ended, or its node is gone."""
+        """Notes that one has ended, or that its node is gone."""
         if task.code != EXIT_OK:
             shown = task is self.tasks[0] or task.code is None  # what it said last
-            self._changed(task, task.ending if shown else f"{task.ending}: {task.last_line}")
+            self._launch.changed(task, task.ending if shown else f"{task.ending}: {task.last_line}")
         if task.code is None:
             for other in self.tasks:
                 other.end(_KILL_S)
@@ -224,14 +196,14 @@ class Training:
 
     def _after_loss(self, lost: Sequence[FleetTask]) -> None:
         names = ", ".join(task.node for task in lost)
-        if self._on_node_loss == "stop":
+        if self._args.on_node_loss == "stop":
             self.code = EXIT_RUN_FAILED
             self.why = f"{names} is gone (--on_node_loss stop)"
         else:
             self._again(f"{names} is gone")
 
     def _again(self, why: str) -> None:
-        if self.restarts >= self._max_restarts:
+        if self.restarts >= self._args.max_restarts:
             self.code = EXIT_RUN_FAILED
             self.why = f"{why}, and it was restarted {self.restarts} times (--max_restarts)"
             return
@@ -243,15 +215,15 @@ class Training:
         """Begins again on as many nodes as before, or in the end on fewer."""
         waited = time.monotonic() - self._since
         wanted = self.role.count
-        if waited > self._node_timeout:
+        if waited > self._args.node_timeout:
             self.code = EXIT_RUN_FAILED
             missing = "nodes came" if self._servers.enough else "servers were there"
-            self.why = f"{self.why}, and no {missing} within {self._node_timeout:g} s (--node_timeout)"
+            self.why = f"{self.why}, and no {missing} within {self._args.node_timeout:g} s (--node_timeout)"
             return
         if not self._servers.enough:
             return
-        others = [place for place in self._taken() if place not in [task.place for task in self.tasks]]
-        least = 1 if self._on_node_loss == "restart" and waited > _BACK_S else wanted
+        others = [place for place in self._launch.taken() if place not in [task.place for task in self.tasks]]
+        least = 1 if self._args.on_node_loss == "restart" and waited > _BACK_S else wanted
         for count in range(wanted, least - 1, -1):
             try:
                 places = find_places(self.role, count, self._fleet.rooms(), others)
@@ -264,10 +236,10 @@ class Training:
                 task.place = place
             self.again = self._said_waiting = False
             fewer = f" on {count} of {wanted} nodes" if count < wanted else ""
-            self._changed(self.tasks[0], f"{self.why}: training resumes from its last checkpoint{fewer}")
+            self._launch.changed(self.tasks[0], f"{self.why}: training resumes from its last checkpoint{fewer}")
             self.why = ""
             self.begin()
             return
         if not self._said_waiting:
             self._said_waiting = True
-            self._changed(self.tasks[0], f"{self.why}: training waits for nodes ({missing})")
+            self._launch.changed(self.tasks[0], f"{self.why}: training waits for nodes ({missing})")

@@ -12,12 +12,12 @@ import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.flags.engine import LORA_RANKS, changed_flags
@@ -31,6 +31,7 @@ from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usabl
 from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
 from swift_r1.runtime.processes import say
+from swift_r1.workers.process import SupervisedProcess
 
 SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
 DEFAULT_GPU_SHARE = 0.3
@@ -93,7 +94,7 @@ def _on_several_nodes(
 
 def start_engines(
     args: RlhfArguments, world: World, folder: Path, key: str, host: str
-) -> tuple[list[str], subprocess.Popen[bytes], Callable[[], None]]:
+) -> tuple[list[str], SupervisedProcess, Callable[[], None]]:
     """Starts the engines beside the ranks of this node, without waiting for them; they listen on `host`, for who shows
     the `key`. Their logs go to the run's `folder`.
 
@@ -118,9 +119,7 @@ def start_engines(
         ],
     }
     # Through standard input: others must not read the key and the environment.
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", SUPERVISOR_MODULE], stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True
-    )
+    supervisor = SupervisedProcess([sys.executable, "-m", SUPERVISOR_MODULE], stdin=PIPE, stdout=sys.stderr)
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())
     supervisor.stdin.close()
@@ -156,7 +155,7 @@ def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[s
 def devices_of(
     ranks: int, each: int, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool
 ) -> list[dict[str, str]]:
-    """Variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
+    """Returns variables that put each engine where its `each` of a node's `ranks` are: on their GPUs, or their CPUs."""
     if gpu:
         visible = [device for device in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
         name = "CUDA_VISIBLE_DEVICES"
@@ -173,7 +172,7 @@ def devices_of(
 
 
 def free_ports(count: int, host: str) -> list[int]:
-    """Ports of `host`, an address of this machine, that nobody listens on now."""
+    """Returns ports of `host`, an address of this machine, that nobody listens on now."""
     with ExitStack() as cleanup:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         probes = [cleanup.enter_context(socket.socket(family)) for _ in range(count)]

@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,6 @@ def run_workers(
     Raises:
         PortTaken, RunFailed: the nodes cannot meet.
     """
-    _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
     before = _state(summary)
 
     def finished() -> int | None:
@@ -117,14 +116,14 @@ def run_workers(
 
     # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
     kill_workers = partial(_kill_children, spared=_children())
-    if world.nnodes == 1:
-        cause = _run_node(world, command, kill_workers, finished)
-        return _tell(cause, world, memory_advice) if isinstance(cause, Cause) else cause
-    with Nodes(world, ddp_timeout, kill_workers) as nodes:
+    with ExitStack() as cleanup:
+        cleanup.enter_context(_limited_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout))
+        nodes = cleanup.enter_context(Nodes(world, ddp_timeout, kill_workers)) if world.nnodes > 1 else None
         cause = _run_node(world, command, kill_workers, finished)
         if isinstance(cause, Cause):
-            return _tell(nodes.settle(cause), world, memory_advice)
-        nodes.done()
+            return _tell(cause if nodes is None else nodes.settle(cause), world, memory_advice)
+        if nodes is not None:
+            nodes.done()
         return cause
 
 
@@ -231,10 +230,11 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"{_KILLED_BY}{ended_by.name}"
 
 
-def _limit_ending(soon: float, patience: float) -> None:
-    """Changes how torch's launcher ends the ranks: when one has failed, the others in `soon` seconds (its own 30 do not
-    depend on `--ddp_timeout`); after a signal, when they are ready, at most in `patience` seconds where that is not 0.
-    They are ended `soon` too if one of them fails meanwhile, or the signal comes again.
+@contextmanager
+def _limited_ending(soon: float, patience: float) -> Iterator[None]:
+    """Changes how torch's launcher ends the ranks while this is open: when one has failed, the others in `soon` seconds
+    (its own 30 do not depend on `--ddp_timeout`); after a signal, when they are ready, at most in `patience` seconds
+    where that is not 0. They are ended `soon` too if one of them fails meanwhile, or the signal comes again.
     """
     from torch.distributed.elastic.multiprocessing.api import PContext
 
@@ -270,6 +270,10 @@ def _limit_ending(soon: float, patience: float) -> None:
         close(self, signal.SIGKILL, soon)
 
     PContext.close = limited  # type: ignore[method-assign]  # torch has no setting for this
+    try:
+        yield
+    finally:
+        PContext.close = close  # type: ignore[method-assign]
 
 
 def _children() -> set[int]:

@@ -23,6 +23,7 @@ from typing import NoReturn
 import psutil
 
 from swift_r1.flags.world import World
+from swift_r1.workers.process import SupervisedProcess
 
 PAGE_MODULE = "swift_r1.lab.view.server"
 WORKER_MODULE = "swift_r1.cli.rank"
@@ -56,7 +57,7 @@ def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
     """Starts the page of the run in `folder` (`--view true`), which prints its address once it answers, and ends with
     this process, whatever that becomes by `exec`."""
     words = [sys.executable, "-m", PAGE_MODULE, str(folder), str(port), str(os.getpid())]
-    subprocess.Popen(words, env={**os.environ, **secrets}, stdin=subprocess.DEVNULL, start_new_session=True)
+    SupervisedProcess(words, os.environ | dict(secrets))
 
 
 def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
@@ -106,7 +107,7 @@ def trainer_environment(
     deterministic: bool = False,
     peer: str | None = None,
 ) -> dict[str, str]:
-    """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
+    """Returns variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
     Args:
         offline: neither the model nor the data nor an upload needs the hub.
@@ -127,7 +128,8 @@ def trainer_environment(
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
     if world.nnodes > 1:
         wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
-        if peer and (name := interface_to(peer)):
+        name = interface_to(peer) if peer else None
+        if name:
             # gloo would take the address of this machine's name, often one that no other machine reaches.
             wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:
@@ -158,7 +160,7 @@ def interface_to(host: str) -> str | None:
 def server_environment(
     environ: Mapping[str, str], *, offline: bool, cpus: Sequence[int], gpu: bool, engines: int = 1
 ) -> dict[str, str]:
-    """Variables to add for `swift rollout`: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
+    """Returns variables to add for `swift rollout`: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
 
     Args:
         engines: processes that hold a part or a copy of the model, each bound to its share of the CPUs.
@@ -176,7 +178,7 @@ def server_environment(
 
 
 def cpu_binding(cpus: Sequence[int], engines: int) -> str:
-    """CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
+    """Writes CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
     return "|".join(map(cpu_ranges, cpu_shares(cpus, engines)))
 
 

@@ -46,7 +46,8 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
     if not os.access(existing, os.W_OK | os.X_OK):
         return [f"--output_dir {folder}: no permission to write in {existing}"]
     fresh = not args.add_version and world.node_rank == 0 and args.resume_from_checkpoint is None
-    if fresh and (found := holds_run(folder)):
+    found = holds_run(folder) if fresh else None
+    if found:
         return [
             f"--output_dir {folder} holds a run already ({found}): give another folder, continue that run "
             "(--resume_from_checkpoint last), or leave --add_version true for a new folder inside it"
@@ -137,7 +138,7 @@ def write_args(
 
 
 def settings_of_all_nodes(args: RlhfArguments, world: World) -> dict[str, Any]:
-    """Flags and versions in which the nodes of a run may not differ."""
+    """Returns flags and versions in which the nodes of a run may not differ."""
     flags = {f"--{name}": value for name, value in args.to_dict().items() if name not in _OF_A_NODE}
     versions = {name: version for name, version in package_versions().items() if name != "python"}
     return flags | versions | {"NNODES": world.nnodes, "NPROC_PER_NODE": world.nproc_per_node}

@@ -38,7 +38,7 @@ def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) 
     with RolloutClient(url, api_key=args.api_key) as client:
         turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
     changed, news = with_turn_flags(words, args, turns, url)
-    if not changed.reward_funcs and changed.teaches_by is None:
+    if not changed.reward_funcs and changed.distillation is None:
         raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
     if news and world.nnodes > 1:
         raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")

@@ -13,22 +13,24 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from swift_r1.runtime.processes import adopt_orphans, last_line, start_logged
+from swift_r1.runtime.processes import adopt_orphans
 from swift_r1.runtime.visible import log_visibly
 from swift_r1.workers.killing import end_children
+from swift_r1.workers.process import SupervisedProcess
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
 MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
 _LOOK_S = 0.3
+_READY_S = 2.0  # for a server to answer
 _END_S = 10.0  # for engines to end by SIGTERM
 
 
@@ -46,27 +48,31 @@ class EngineProcess:
     environ: Mapping[str, str]
     log: str
     url: str
-    process: subprocess.Popen[bytes] | None = None
+    process: SupervisedProcess | None = None
     ready: bool = False
     restarts: int = 0
     ever_ready: bool = False
 
     def start(self) -> None:
-        self.process = start_logged(self.words, self.environ, Path(self.log))
+        self.process = SupervisedProcess(self.words, self.environ, Path(self.log), ends_with_parent=True)
         self.ready = False
 
     def look(self) -> None:
         """Asks whether it serves."""
-        if self.ready:
-            return
-        request = urllib.request.Request(f"{self.url}/ready")
-        request.add_header("Authorization", f"Bearer {self.environ.get('SWIFT_API_KEY', '')}")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError), opener.open(request, timeout=2) as answer:
-            self.ready = answer.status == 200
-        if self.ready:
+        if not self.ready and is_ready(self.url, self.environ.get("SWIFT_API_KEY", "")):
+            self.ready = True
             self.ever_ready = True
             self.restarts = 0
+
+
+def is_ready(url: str, key: str) -> bool:
+    """Asks a server whether it serves."""
+    place = urlsplit(url)
+    connection = HTTPConnection(str(place.hostname), place.port, timeout=_READY_S)
+    with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
+        connection.request("GET", "/ready", headers={"Authorization": f"Bearer {key}"})
+        return connection.getresponse().status == 200
+    return False
 
 
 def main() -> int:
@@ -91,15 +97,16 @@ def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
     Returns why one does not start, or ends again and again."""
     while os.getppid() == run:
         for engine in engines:
-            code = None if engine.process is None else engine.process.poll()
-            if code is not None:
+            process = engine.process
+            code = None if process is None else process.poll()
+            if process is not None and code is not None:
                 end_children(_running(engines))
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
-                    cause = f"{last_line(Path(engine.log))} ({engine.log})"
+                    cause = f"{process.last_line()} ({engine.log})"
                     return f"the engine beside the trainer ended with {code}: {cause}"
                 logger.warning("the engine beside the trainer ended with %d (its log: %s): restarted", code, engine.log)
-            if engine.process is None or code is not None:
+            if process is None or code is not None:
                 engine.start()
             engine.look()
         time.sleep(_LOOK_S)
@@ -110,12 +117,9 @@ def end(engines: Sequence[EngineProcess]) -> None:
     """Ends all engines, and whatever they have started."""
     alive = [engine.process for engine in engines if engine.process is not None]
     for process in alive:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + _END_S
+        process.ask_to_end(_END_S)
     for process in alive:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
+        process.finish(process.deadline - time.monotonic())
     end_children()
 
 

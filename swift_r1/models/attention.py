@@ -10,7 +10,7 @@ Where a row is spread over ranks, each has here all its tokens for a part of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,12 @@ class PromptGroup:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
+    """One row of several groups, each a prompt and its completions.
+
+    Example: the prompts `p` and `q` of 3 and 2 tokens, the first with completions of 2 tokens and 1:
+        p p p a a b q q      groups [start 0, prompt 3, places [0, 1, 2]], [start 6, prompt 2, places []]
+    """
+
     groups: tuple[PromptGroup, ...]  # in order; together they cover the row
     tokens: int
     longest: int  # tokens of the longest prompt with a completion
@@ -53,19 +59,24 @@ class PackedRow:
 
 
 def packed_row(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> PackedRow:
-    """The row of these groups, of each the tokens of its prompt and of its completions."""
-    found = []
-    places = [_places(lengths) for _, lengths in groups]
+    """Returns the row of these groups on `device`.
+
+    Args:
+        groups: tokens of each group's prompt, and of its completions.
+    """
+    in_row = []
     start = 0
-    whole = flash.on_device(torch.cat(places), device)
-    for (prompt, lengths), own in zip(groups, torch.split(whole, [len(one) for one in places]), strict=True):
-        found.append(PromptGroup(start, prompt, len(lengths), max(lengths, default=0), own))
+    places = flash.on_device(torch.cat([_places(lengths) for _, lengths in groups]), device)
+    each = places.split([sum(lengths) for _, lengths in groups])
+    for (prompt, lengths), own in zip(groups, each, strict=True):
+        in_row.append(PromptGroup(start, prompt, len(lengths), max(lengths, default=0), own))
         start += prompt + len(own)
-    longest = max(group.prompt_length + group.width for group in found)
-    return PackedRow(tuple(found), start, longest, flash.RowSpans.of(groups, device))
+    longest = max(group.prompt_length + group.width for group in in_row)
+    return PackedRow(tuple(in_row), start, longest, flash.RowSpans.of(groups, device))
 
 
 def _places(lengths: Sequence[int]) -> Tensor:
+    """Returns int64 `[sum of lengths]`: where the tokens of these completions stand in the flattened `[n, C]`."""
     columns = torch.arange(max(lengths, default=0))
     return (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
 
@@ -83,9 +94,19 @@ def packed_attention(
     sequence: SequenceGroup | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query [1, H, S, D]`, `key [1, KV, S, D]`, `value [1, KV, S, V]` -> `[1, S, H, V]`; with `sequence` `S` counts
-    this rank's tokens. A layer's `sliding_window` is how many tokens each sees, itself among them. Without `packed_row`
-    it is SDPA, whose mask has the window. Raises ValueError: on dropout, which would differ between the two forms."""
+    """Computes the attention of a packed row, by the interface of transformers' attention functions.
+
+    Args:
+        query, key, value: `[1, H, S, D]`, `[1, KV, S, D]`, `[1, KV, S, V]`; `S` counts this rank's tokens.
+        sliding_window: how many tokens each sees in this layer, itself among them.
+        packed_row: without it the attention is SDPA, whose mask has the window.
+        sequence: the ranks that share the row.
+
+    Returns:
+        `[1, S, H, V]`, and None in the place of the weights.
+
+    Raises ValueError: on dropout, which would differ between the two forms.
+    """
     if packed_row is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
@@ -104,32 +125,43 @@ def packed_attention(
 
 
 def _by_group(
-    row: PackedRow, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    row: PackedRow,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
 ) -> Iterator[Tensor]:
+    """Yields `[L, H, V]` of each prompt and of its completions, in the order of the row."""
+    whole = (query, key, value)
     for group in row.groups:
         middle = group.start + group.prompt_length
-        q, k, v = (states[group.start : middle] for states in (query, key, value))
+        prompt = [states[group.start : middle] for states in whole]
         if group.width:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
-            q = q.clone()
-            k = k.clone()
-            v = v.clone()
-        yield _causal(q, k, v, scaling, window)
+            prompt = [states.clone() for states in prompt]
+        yield _causal(prompt, scaling, window)
+
         if group.width:
-            own = [states[middle : middle + len(group.places)] for states in (query, key, value)]
-            yield _after_prompt(group, own, k, v, scaling, window)
+            own = [states[middle : middle + len(group.places)] for states in whole]
+            yield _after_prompt(group, own, prompt[1:], scaling, window)
 
 
 def _to_heads(sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
-    """All tokens of this rank's heads; of keys and values the copies that its queries meet, where they are fewer."""
+    """Returns all tokens of this rank's heads, where each rank had its tokens of all heads.
+
+    Keys and values (`shared`) with fewer heads than ranks are repeated, so that each rank has those that its queries
+    meet.
+    """
     copies = sequence.size // math.gcd(sequence.size, shared[0].shape[1])
     spread = (states.repeat_interleave(copies, 1) if copies > 1 else states for states in shared)
     return tuple(sequence.to_heads(states, row.tokens) for states in (query, *spread))
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    """A sequence on its own; all `[L, heads, width]`."""
-    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
+def _causal(sequence: Sequence[Tensor], scaling: float | None, window: int | None) -> Tensor:
+    """Returns the attention `[L, H, V]` of a sequence that sees itself alone, of its queries, keys and values, each
+    `[L, heads, width]`."""
+    query, key, value = (states.transpose(0, 1)[None] for states in sequence)
     shares = query.shape[1] != key.shape[1]
     length = query.shape[2]
     near = None
@@ -144,29 +176,32 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, wi
 def _after_prompt(
     group: PromptGroup,
     own: Sequence[Tensor],
-    prompt_key: Tensor,
-    prompt_value: Tensor,
+    prompt: Sequence[Tensor],
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """The completions of a group, `[sum of completion lengths, H, V]`."""
+    """Returns the attention `[sum of completion lengths, H, V]` of a group's completions.
+
+    Args:
+        own: queries, keys and values of the completions, one after another, each `[sum of lengths, heads, width]`.
+        prompt: keys and values of their prompt, `[P, KV, width]`.
+    """
     rows = group.completions * group.width
-    spread: Callable[[Tensor, Tensor, int], Tensor] = _Spread.apply
-    collect: Callable[[Tensor, Tensor], Tensor] = _Collect.apply
     query, key, value = (
-        spread(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
+        _Spread.apply(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
         for states in own
     )
     key, value = (
-        torch.cat([prompt.expand(group.completions, -1, -1, -1), states], dim=1).transpose(1, 2)
-        for prompt, states in ((prompt_key, key), (prompt_value, value))
+        torch.cat([seen.expand(group.completions, -1, -1, -1), states], dim=1).transpose(1, 2)
+        for seen, states in zip(prompt, (key, value), strict=True)
     )
+
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
     heads = query.shape[2]
     shared = key.shape[1]
-    size = value.shape[3]
     ratio = heads // shared
-    query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4)
+    query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4)
+
     parts = []
     for start in range(0, group.width, _BLOCK):
         end = min(start + _BLOCK, group.width)
@@ -184,9 +219,11 @@ def _after_prompt(
             attn_mask=near.repeat(ratio, 1),
             scale=scaling,
         )  # [n, KV, ratio * block, V]
-        parts.append(out.view(group.completions, shared, ratio, end - start, size))
+        parts.append(out.unflatten(2, (ratio, end - start)))
+
     out = torch.cat(parts, 3).permute(0, 3, 1, 2, 4)
-    return collect(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
+    attended: Tensor = _Collect.apply(out.reshape(rows, -1), group.places).unflatten(1, (heads, -1))
+    return attended
 
 
 class _Spread(torch.autograd.Function):
@@ -234,4 +271,5 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def takes_packed_rows(model: PreTrainedModel) -> bool:
+    """Says whether the model's attention is `packed_attention`."""
     return bool(model.config.get_text_config()._attn_implementation == _NAME)

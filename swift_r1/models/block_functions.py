@@ -33,9 +33,10 @@ _LINEAR = ("gate_proj", "up_proj", "down_proj")
 
 
 def use_block_functions(model: nn.Module) -> int:
-    """Gives the model's RMSNorms, SiLU-gated MLPs and attention these functions; returns how many modules.
+    """Gives the model's RMSNorms, SiLU-gated MLPs and attention these functions, and returns how many modules got one.
 
-    A module with another formula (`1 + weight`, another gate, neighbours turned together) is left alone.
+    Whether a module's own function is the same is found out once for its class, on numbers. A module with another
+    formula (`1 + weight`, another gate, neighbours turned together) is left alone.
     """
     alike: dict[type, bool] = {}
     rotating: dict[type, Callable[..., Any] | None] = {}
@@ -50,8 +51,9 @@ def use_block_functions(model: nn.Module) -> int:
                 module.forward = MethodType(own, module)
                 changed += 1
             continue
+
         if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
-            forward: Callable[[Any, Tensor], Tensor] = _norm_forward
+            forward = _norm_forward
         elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
             forward = _mlp_forward
         else:
@@ -65,8 +67,15 @@ def use_block_functions(model: nn.Module) -> int:
 
 
 def gpu_kernels(name: str, states: Tensor) -> Any:
-    """`models/gpu_kernels.py`, where it has what `FUSED` calls `name` for the device and dtype of `states`, or None."""
-    if not states.is_cuda or states.dtype not in (torch.float32, torch.bfloat16, torch.float16) or name not in FUSED:
+    """Returns the module `gpu_kernels`, where it has kernels for the device and dtype of `states`; else None.
+
+    Args:
+        name: which kernels are wanted, one of `FUSED`.
+        states: what they would be given.
+    """
+    if name not in FUSED or not states.is_cuda:
+        return None
+    if states.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
     # Triton starts kernels on the thread's own device, wherever their tensors are.
     return _triton_kernels() if states.device.index == torch.cuda.current_device() else None
@@ -86,41 +95,45 @@ def _triton_kernels() -> Any:
     return gpu_kernels
 
 
-def _norm_forward(self: Any, hidden: Tensor) -> Tensor:
+def _norm_forward(self: Any, hidden: Tensor) -> Any:
+    """Norms in the place of a module's own forward, which is run where there are no kernels."""
     kernels = cpu_kernels if hidden.device.type == "cpu" else gpu_kernels("norm", hidden)
     if kernels is None or hidden.dtype != self.weight.dtype:
-        own: Tensor = type(self).forward(self, hidden)
-        return own
-    out: Tensor = kernels.rms_norm(hidden, self.weight, self.variance_epsilon)
-    return out
+        return type(self).forward(self, hidden)
+    return kernels.rms_norm(hidden, self.weight, self.variance_epsilon)
 
 
-def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
+def _mlp_forward(self: Any, hidden: Tensor) -> Any:
+    """Runs a gated MLP in the place of a module's own forward, which is run where there are no kernels."""
     kernels = cpu_kernels if hidden.device.type == "cpu" else gpu_kernels("mlp", hidden)
     if kernels is None:
-        own: Tensor = type(self).forward(self, hidden)
-        return own
-    out: Tensor = self.down_proj(kernels.swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
-    return out
+        return type(self).forward(self, hidden)
+    return self.down_proj(kernels.swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
 
 
 def _rotating(kind: Any) -> Callable[..., Any] | None:
-    """The forward of an attention class, with ours in the place of its rotary function; None where that is another."""
+    """Returns the forward of an attention class with our rotary function in the place of its own.
+
+    None where its own is another function than the usual one, which it is compared with on numbers.
+    """
     forward = kind.forward
     own = forward.__globals__.get(_ROTARY)
     if own is None or list(inspect.signature(own).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
         return None
-    states, cos, sin = (torch.linspace(-one, 2, 64).view(1, 4, 16) for one in (3, 1, 2))
+
+    states, cos, sin = (torch.linspace(start, 2, 64).view(1, 4, 16) for start in (-3, -1, -2))
     for dtype in (torch.float32, torch.bfloat16):
-        query, *angles = (one.to(dtype) for one in (states[None], cos, sin))
+        query = states[None].to(dtype)
+        angles = (cos.to(dtype), sin.to(dtype))
         left, right = query.chunk(2, -1)
         expected = query * angles[0] + torch.cat([-right, left], -1) * angles[1]
         try:
             rotated = own(query, query, *angles)
         except RuntimeError:  # its angles have another width (gpt-oss: half)
             return None
-        if not all(torch.equal(one, expected) for one in rotated):
+        if not all(torch.equal(ours, expected) for ours in rotated):
             return None
+
     names = {**forward.__globals__, _ROTARY: partial(_rotary, own)}
     ours = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     ours.__kwdefaults__ = forward.__kwdefaults__
@@ -128,8 +141,14 @@ def _rotating(kind: Any) -> Callable[..., Any] | None:
 
 
 def _rotary(
-    own: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+    own: Callable[..., tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
 ) -> tuple[Tensor, Tensor]:
+    """Turns queries and keys `[B, heads, S, D]` by our kernels where they fit, else by the class's `own` function."""
     kernels = gpu_kernels("rotary", q)
     same = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == cos.shape[-1] and unsqueeze_dim == 1
     if kernels is None or not same:
@@ -137,23 +156,29 @@ def _rotary(
     return kernels.rotated(q, cos, sin), kernels.rotated(k, cos, sin)
 
 
-def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether the class's own forward rounds like `forward`: nearly all bf16 values are the same to the bit, and all to
-    rounding. Tried on a stand-in, since real weights may be partitioned (ZeRO-3)."""
+def _alike(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Says whether the own forward of a module's class rounds like `forward`.
+
+    Nearly all bf16 values must be the same to the bit, and all to rounding. It is tried on a stand-in, since real
+    weights may be partitioned (ZeRO-3).
+    """
     kind: Any = type(module)
     if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
         return False
+
     states = torch.linspace(-3, 2, 1024).view(64, 16)
     weight = torch.linspace(0.5, 1.5, 16)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
+
     for dtype, share in ((torch.float32, 1.0), (torch.bfloat16, 0.02)):
         if forward is _norm_forward:
             stand_in = SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3)
         else:
             linear = {name: layer.to(dtype) for name, layer in layers.items()}
             stand_in = SimpleNamespace(act_fn=module.act_fn, **linear)
+
         hidden = states.to(dtype)
         try:
             with torch.no_grad():
@@ -161,6 +186,7 @@ def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
                 ours = forward(stand_in, hidden)
         except AttributeError:  # it uses more than the stand-in has
             return False
+
         close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
         if not close or not (own != ours).float().mean().item() < share:
             return False

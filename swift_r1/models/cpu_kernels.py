@@ -7,7 +7,7 @@ the formulas and where they round are transformers'.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,31 +18,45 @@ _BLOCK_ELEMENTS = 1 << 18  # one megabyte in float32, so that a handful of such 
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """`weight * hidden / rms(hidden)` over the last dimension, in float32 inside (Zhang & Sennrich 2019, eq. 4)."""
+    """Returns `weight * hidden / rms(hidden)` over the last dimension (Zhang & Sennrich 2019, eq. 4).
+
+    Args:
+        hidden: `[.., D]`, any floating dtype; it is float32 inside.
+        weight: `[D]`, of the same dtype.
+        epsilon: added to the mean square.
+    """
     if torch.is_inference_mode_enabled() and hidden.dtype == torch.float32:
         return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
-    apply: Callable[[Tensor, Tensor, float], Tensor] = _RmsNorm.apply
-    return apply(hidden, weight, epsilon)
+    out: Tensor = _RmsNorm.apply(hidden, weight, epsilon)
+    return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes; only the two inputs are kept for the backward pass."""
+    """Returns `silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes.
+
+    Only the two inputs are kept for the backward pass.
+    """
     if torch.is_inference_mode_enabled():
         return silu(gate).mul_(up)
-    apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
-    return apply(gate, up)
+    out: Tensor = _SwiGlu.apply(gate, up)
+    return out
 
 
 class _RmsNorm(torch.autograd.Function):
+    """Keeps the input and 1 / rms of each row."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1])
         wide = torch.promote_types(rows.dtype, torch.float32)
         scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
         scale.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+
         out = torch.empty_like(rows)
         for block in _blocks(rows):
-            torch.mul((rows[block] * scale[block]).to(rows.dtype), weight, out=out[block])
+            normed = rows[block] * scale[block]
+            torch.mul(normed.to(rows.dtype), weight, out=out[block])
+
         ctx.save_for_backward(hidden, weight, scale)
         return out.view(hidden.shape)
 
@@ -52,17 +66,23 @@ class _RmsNorm(torch.autograd.Function):
         rows = hidden.reshape(-1, hidden.shape[-1])
         grads = grad.reshape(-1, hidden.shape[-1])
         to_hidden = torch.empty_like(rows)
-        to_weight = torch.zeros(weight.shape, dtype=scale.dtype, device=weight.device)
+        to_weight = torch.zeros_like(weight, dtype=scale.dtype)
+
         for block in _blocks(rows):
             normed = rows[block] * scale[block]
             to_weight += (normed * grads[block]).sum(0)
+
+            # d (x / rms(x)): what is along x is taken out.
             inner = (grads[block] * weight).to(scale.dtype)
             inner -= normed * (inner * normed).mean(-1, keepdim=True)
             to_hidden[block] = inner.mul_(scale[block])
+
         return to_hidden.view(hidden.shape), to_weight.to(weight.dtype), None
 
 
 class _SwiGlu(torch.autograd.Function):
+    """Keeps the two inputs, and computes silu again in the backward pass."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -71,6 +91,7 @@ class _SwiGlu(torch.autograd.Function):
         out = torch.empty_like(gates)
         for block in _blocks(gates):
             torch.mul(silu(gates[block]), ups[block], out=out[block])
+
         return out.view(gate.shape)
 
     @staticmethod
@@ -79,12 +100,15 @@ class _SwiGlu(torch.autograd.Function):
         grads, gates, ups = (states.reshape(-1, width) for states in (grad, *ctx.saved_tensors))
         to_gate = torch.empty_like(gates)
         to_up = torch.empty_like(ups)
+
         for block in _blocks(gates):
             torch.mul(silu(gates[block]), grads[block], out=to_up[block])
             to_gate[block] = torch.ops.aten.silu_backward(grads[block] * ups[block], gates[block])
+
         return to_gate.view(grad.shape), to_up.view(grad.shape)
 
 
 def _blocks(rows: Tensor) -> Iterator[slice]:
+    """Yields the rows of `[N, D]` in pieces of at most `_BLOCK_ELEMENTS` numbers (a row at least)."""
     size = max(1, _BLOCK_ELEMENTS // rows.shape[-1])
     return (slice(start, start + size) for start in range(0, len(rows), size))

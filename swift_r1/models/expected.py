@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = dict[str, tuple[int, ...]]
+"""The shapes of weights, by their names."""
 _PEFT_PREFIX = "base_model.model."
 
 
-def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of every weight and persistent buffer of the causal LM `model` (a folder or name), by their names in its
-    checkpoint. A tied output head is left out: it is the embedding, and is sent once."""
+def expected_weights(model: str) -> Shapes:
+    """Returns the shapes of all weights and persistent buffers of a causal LM, by their names in its checkpoint.
+
+    A tied output head is left out: it is the embedding, and is sent once.
+
+    Args:
+        model: folder or id.
+    """
     import torch
 
     empty = skeleton(model)
@@ -29,7 +35,7 @@ def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
 
 
 def skeleton(model: str) -> nn.Module:
-    """The causal LM `model` (a folder or name) on the meta device."""
+    """Returns the causal LM `model` (a folder or id) on the meta device, without numbers."""
     import torch
 
     from swift_r1.models.multimodal import language_class
@@ -41,8 +47,8 @@ def skeleton(model: str) -> nn.Module:
     return empty
 
 
-def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
+def own_weights(model: nn.Module) -> Shapes:
+    """Returns the shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
     tied = tied_names(model)  # in a skeleton they are not tied yet
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters() if name not in tied}
     lasting = model.state_dict(keep_vars=True)
@@ -50,14 +56,16 @@ def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def tied_names(model: nn.Module) -> set[str]:
-    """Names of the weights that are others'."""
+    """Returns the names of the weights that are the same as others."""
     return set(cast("PreTrainedModel", model).all_tied_weights_keys)
 
 
 def use_checkpoint_form(model: nn.Module, path: str) -> None:
-    """From now on `model` is saved and sent in the form of its family's checkpoints, whichever its own file was in: the
-    server, which has not loaded that file, knows no other. One without its towers is in the form of the files in `path`
-    (a folder or name), where these are."""
+    """Makes `model` be saved and sent in the form of its family's checkpoints, whichever its own file was in.
+
+    The server, which has not loaded that file, knows no other form. A model without its towers gets the form of the
+    files in `path` (a folder or id), where these are.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
@@ -67,16 +75,18 @@ def use_checkpoint_form(model: nn.Module, path: str) -> None:
     conversions = get_model_conversion_mapping(pretrained, add_legacy=False)
     if is_multimodal(pretrained.config):
         own_names(pretrained, conversions, stored_tensors(path))
-        used = [one for one in conversions if one.was_used()]
+        used = [conversion for conversion in conversions if conversion.was_used()]
     else:
-        used = [one for one in conversions if not isinstance(one, PrefixChange)]
+        used = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
     # To mypy every attribute of a module is a tensor or a module.
     pretrained._weight_conversions = used  # type: ignore[assignment]
 
 
 def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of `model` as its checkpoint has them, which is how vLLM loads them: transformers keeps a layer's experts
-    in one tensor, and has names of its own for some modules."""
+    """Returns weights of `model` as its checkpoint has them, which is how vLLM loads them.
+
+    transformers keeps a layer's experts in one tensor, and has names of its own for some modules.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     converted: dict[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", model), dict(weights))
@@ -84,7 +94,7 @@ def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 
 def module_in_checkpoint(model: nn.Module, module: str) -> str:
-    """The name that a linear module of `model` has in its checkpoint."""
+    """Returns the name that a linear module of `model` has in its checkpoint."""
     import torch
 
     (weight,) = as_in_checkpoint(model, {f"{module}.weight": torch.empty(0)})
@@ -92,33 +102,36 @@ def module_in_checkpoint(model: nn.Module, module: str) -> str:
 
 
 def adapter_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an adapter by the names that its modules have in the checkpoint of `model`: vLLM knows no others."""
-    found = {}
+    """Returns an adapter's weights by the names that its modules have in the checkpoint: vLLM knows no others."""
+    renamed = {}
     for name, tensor in weights.items():
         module, lora, kind = name.removeprefix(_PEFT_PREFIX).partition(".lora_")
-        found[_PEFT_PREFIX + module_in_checkpoint(model, module) + lora + kind] = tensor
-    return found
+        renamed[_PEFT_PREFIX + module_in_checkpoint(model, module) + lora + kind] = tensor
+    return renamed
 
 
 def adapter_name(parameter: str, adapter: str = "default") -> str:
-    """peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
+    """Returns peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
     name = parameter.replace(".modules_to_save.", ".").replace(f".{adapter}.", ".")
     return _PEFT_PREFIX + name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 
 
-def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight of the adapter: `A [rank, in]` and `B [out, rank]` for each linear weight `[out, in]` of `model`
-    whose module is, or ends in, a target module. Raises HTTPError (422) for one that the model does not have."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    found = set()
+def adapter_shapes(model: Shapes, config: AdapterConfig) -> Shapes:
+    """Returns the shapes of all weights of an adapter, by peft's names.
+
+    They are `A [rank, in]` and `B [out, rank]` for each linear weight `[out, in]` of `model` whose module is, or ends
+    in, a target module. Raises HTTPError (422) for a target that the model does not have.
+    """
+    shapes: Shapes = {}
+    adapted = set()
     for name, shape in model.items():
         module = name.removesuffix(".weight")
-        targets = {one for one in config.target_modules if module == one or module.endswith(f".{one}")}
+        targets = {target for target in config.target_modules if f".{module}".endswith(f".{target}")}
         if targets and len(shape) == 2:
             shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
             shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
-            found |= targets
-    missing = sorted(set(config.target_modules) - found)
+            adapted |= targets
+    missing = sorted(set(config.target_modules) - adapted)
     if missing:
         raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")
     return shapes

@@ -8,7 +8,7 @@ however many groups there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -18,22 +18,25 @@ from torch import Tensor
 
 
 def takes(query: Tensor, value: Tensor, length: int, window: int | None) -> bool:
-    """Whether the kernel computes heads `[.., D]` and `[.., V]` of sequences of `length` tokens, of which each sees
-    `window` (None: all)."""
+    """Says whether the kernel computes these heads.
+
+    Args:
+        query, value: `[.., D]` and `[.., V]`.
+        length: tokens of the longest sequence.
+        window: how many of them each token sees; None: all before it.
+    """
+    if not query.is_cuda or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    width = query.shape[-1]
     near = window is not None and window < length
-    fits = query.dtype in (torch.float16, torch.bfloat16) and not near and _fits(query, value)
-    return fits and query.is_cuda and _has_kernel(query.device)
+    fits = width == value.shape[-1] and width % 8 == 0 and width <= 256
+    return fits and not near and _has_kernel(query.device)
 
 
 @cache
 def _has_kernel(device: torch.device) -> bool:
-    """Whether torch is built with it, and the GPU is of Ampere's generation or a later one."""
+    """Says whether torch is built with it, and the GPU is of Ampere's generation or a later one."""
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def _fits(query: Tensor, value: Tensor) -> bool:
-    width = query.shape[-1]
-    return width == value.shape[-1] and width % 8 == 0 and width <= 256
 
 
 def on_device(values: Tensor, device: torch.device) -> Tensor:
@@ -52,13 +55,15 @@ class SequenceBounds(NamedTuple):
     @staticmethod
     def of(queries: Sequence[int], keys: Sequence[int], device: torch.device) -> SequenceBounds:
         """Returns those of sequences with so many queries and keys each; none of either is fine."""
-        ends = torch.tensor([list(accumulate(lengths, initial=0)) for lengths in (queries, keys)], dtype=torch.int32)
-        starts = on_device(ends, device)
+        bounds = [list(accumulate(lengths, initial=0)) for lengths in (queries, keys)]
+        on_queries, on_keys = on_device(torch.tensor(bounds, dtype=torch.int32), device)
         # For one query each the kernel has a way of its own, in which no sequence may be without one.
-        return SequenceBounds(starts[0], starts[1], max(2, *queries), max(keys))
+        return SequenceBounds(on_queries, on_keys, max(2, *queries), max(keys))
 
 
 class RowSpans(NamedTuple):
+    """The sequences of a packed row, for the two calls of its attention."""
+
     own: SequenceBounds  # prompts and completions, each a sequence
     # Of each group its completions' queries with its prompt's keys, as one sequence, since every query meets all of
     # them; before it the prompt's queries without keys, behind it the completions' keys without queries. None where no
@@ -68,24 +73,44 @@ class RowSpans(NamedTuple):
     @staticmethod
     def of(groups: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> RowSpans:
         """Returns those of a row, from the lengths of its prompts and of the completions of each."""
-        own = [length for prompt, lengths in groups for length in (prompt, *lengths)]
-        queries = [length for prompt, lengths in groups for length in (prompt, sum(lengths), 0)]
-        keys = [length for prompt, lengths in groups for length in (0, prompt, sum(lengths))]
-        shares = any(sum(lengths) for _, lengths in groups)
+        own: list[int] = []
+        queries: list[int] = []
+        keys: list[int] = []
+        for prompt, lengths in groups:
+            own += [prompt, *lengths]
+            queries += [prompt, sum(lengths), 0]
+            keys += [0, prompt, sum(lengths)]
+        shares = any(queries[1::3])
         return RowSpans(
-            SequenceBounds.of(own, own, device), SequenceBounds.of(queries, keys, device) if shares else None
+            own=SequenceBounds.of(own, own, device),
+            far=SequenceBounds.of(queries, keys, device) if shares else None,
         )
 
 
-def row_attention(query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
-    """`query [S, H, D]`, `key` and `value [S, KV, D]` of a packed row, to `[S, H, D]`."""
-    apply: Callable[..., Tensor] = _RowAttention.apply
-    return apply(query, key, value, spans, scaling)
+def row_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: RowSpans,
+    scaling: float | None,
+) -> Tensor:
+    """Returns the attention `[S, H, D]` of a packed row with `query [S, H, D]`, `key` and `value [S, KV, D]`."""
+    out: Tensor = _RowAttention.apply(query, key, value, spans, scaling)
+    return out
 
 
 class _RowAttention(torch.autograd.Function):
+    """Puts together the attention of both calls; `saved` for the backward pass are inputs, output and its `lse`."""
+
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: RowSpans, scaling: float | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spans: RowSpans,
+        scaling: float | None,
+    ) -> Tensor:
         out, lse, *state = _forward(query, key, value, spans.own, True, scaling)
         if spans.far is not None:
             far, far_lse, *_ = _forward(query, key, value, spans.far, False, scaling)
@@ -93,7 +118,7 @@ class _RowAttention(torch.autograd.Function):
             far_lse.masked_fill_(far_lse == math.inf, -math.inf)
             # softmax over both = each one's, weighted by its share of the sum of exponentials
             both = torch.logaddexp(lse, far_lse)
-            own_share, far_share = ((one - both).exp().t()[:, :, None] for one in (lse, far_lse))
+            own_share, far_share = ((part - both).exp().t()[:, :, None] for part in (lse, far_lse))
             out = torch.addcmul(out * own_share, far, far_share).to(out.dtype)
             lse = both
         ctx.save_for_backward(query, key, value, out, lse, *state)
@@ -103,41 +128,34 @@ class _RowAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        query, key, value, out, lse, *state = ctx.saved_tensors
         grad = grad.contiguous()
+
+        def gradients(spans: SequenceBounds, causal: bool) -> tuple[Tensor, ...]:
+            found: tuple[Tensor, ...] = torch.ops.aten._flash_attention_backward(
+                grad, query, key, value, out, lse, *spans, 0.0, causal, *state, scale=ctx.scaling
+            )
+            return found
+
         # With the whole softmax's `out` and `lse`, each part of the keys gives its own share of the gradient.
-        grads = _backward(grad, *saved, spans=ctx.spans.own, causal=True, scaling=ctx.scaling)
+        grads = gradients(ctx.spans.own, causal=True)
         if ctx.spans.far is not None:
-            for whole, part in zip(
-                grads, _backward(grad, *saved, spans=ctx.spans.far, causal=False, scaling=ctx.scaling), strict=True
-            ):
+            for whole, part in zip(grads, gradients(ctx.spans.far, causal=False), strict=True):
                 whole += part
         return *grads, None, None
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, spans: SequenceBounds, causal: bool, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: SequenceBounds,
+    causal: bool,
+    scaling: float | None,
 ) -> tuple[Tensor, ...]:
-    """The output `[S, H, D]`, the log of the sum of exponentials (float32 `[H, S]`), and the kernel's own state."""
+    """Returns the output `[S, H, D]`, the log of the sum of exponentials (float32 `[H, S]`), and the kernel's own
+    state."""
     out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
         query, key, value, *spans, 0.0, causal, False, scale=scaling
     )
     return out, lse, rng, unused
-
-
-def _backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *state: Tensor,
-    spans: SequenceBounds,
-    causal: bool,
-    scaling: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        grad, query, key, value, out, lse, *spans, 0.0, causal, *state, scale=scaling
-    )
-    return found

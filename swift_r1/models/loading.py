@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from swift_r1.errors import UsageError, one_line
-from swift_r1.flags.adapters import CONFIG, WEIGHTS, adapter_config, adapters_base
+from swift_r1.flags.adapters import CONFIG, WEIGHTS, AdapterArguments, adapter_config, adapters_base
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.block_functions import use_block_functions
 from swift_r1.models.expected import use_checkpoint_form
-from swift_r1.models.lora import LoraSettings, add_lora
+from swift_r1.models.lora import add_lora
 from swift_r1.models.multimodal import language_class
 from swift_r1.models.shape import transformers_config
-from swift_r1.models.weights import Freezing, freeze
+from swift_r1.models.weights import freeze
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,18 +59,25 @@ def load_model(
     path: str | Path,
     dtype: str | None,
     gradient_checkpointing: bool,
-    lora: LoraSettings | None = None,
+    trained: AdapterArguments | None = None,
     *,
     quantization: Quantization | None = None,
-    freezing: Freezing | None = None,
     attention: str | None = None,
     flag: str = "--model",
 ) -> PreTrainedModel:
-    """The causal LM in `path` (which `flag` names), in `dtype` (None: as its config says), with `lora`'s adapters over
-    weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
-    the config's). Raises UsageError: if transformers cannot load it, it lacks weights, or it has none of the modules to
-    adapt or weights to freeze."""
-    whole = adapters_base(str(path)) or path  # transformers loads adapters in `path` over it
+    """Loads a causal LM and prepares it for training.
+
+    Args:
+        path: folder or id of the model, or of adapters, which transformers loads over their own model; `flag` names it.
+        dtype: of its weights; None: as its config says.
+        trained: the adapters that are added, or the weights that stay frozen; None: all weights are trained.
+        quantization: how frozen weights under adapters are stored; None: as they are.
+        attention: transformers' name of one; None: the config's.
+
+    Raises UsageError: transformers cannot load it, it lacks weights, or it has none of the modules to adapt or weights
+    to freeze.
+    """
+    whole = adapters_base(str(path)) or path
     kind = language_class(transformers_config(whole, flag))
     more: dict[str, Any] = {"attn_implementation": attention}
     try:
@@ -82,8 +89,8 @@ def load_model(
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     model: PreTrainedModel = loaded[0]
-    found: dict[str, Any] = loaded[1]
-    lacking = sorted(found["missing_keys"]) + sorted(name for name, *_ in found["mismatched_keys"])
+    info: dict[str, Any] = loaded[1]
+    lacking = sorted(info["missing_keys"]) + sorted(name for name, *_ in info["mismatched_keys"])
     if lacking:  # transformers makes them up
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise UsageError(
@@ -97,19 +104,22 @@ def load_model(
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch knows no such attribute
     use_checkpoint_form(model, str(whole))
     prepare(model, gradient_checkpointing)
-    if lora is not None:
-        add_lora(model, lora)
-    if freezing is not None:
-        freeze(model, freezing)
+    if trained is not None and trained.train_type != "full":
+        add_lora(model, trained)
+    elif trained is not None:
+        freeze(model, trained)
     return model
 
 
 def load_critic(
     path: str | Path, dtype: str | None, gradient_checkpointing: bool, attention: str | None = None
 ) -> PreTrainedModel:
-    """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
-    classifier of one label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers
-    cannot load it as a classifier, or it has several labels."""
+    """Loads the critic in `path`.
+
+    It is a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence classifier of one
+    label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers cannot load it as a
+    classifier, or it has several labels.
+    """
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -134,8 +144,11 @@ def load_critic(
 
 
 def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> PreTrainedModel:
-    """The reward model in `path`, with `adapters` merged into it and without gradients: a sequence classifier with the
-    head that it or the adapters have, or a causal LM, which is asked. Raises UsageError: it cannot be loaded."""
+    """Loads the reward model in `path`, with `adapters` merged into it and without gradients.
+
+    It is a sequence classifier with the head that it or the adapters have, or a causal LM, which is asked. Raises
+    UsageError: it cannot be loaded.
+    """
     from transformers import AutoModelForSequenceClassification
 
     try:
@@ -167,7 +180,7 @@ def load_judging_model(path: str, dtype: str | None, adapters: str | None) -> Pr
 
 
 def has_value_head(config: Any) -> bool:
-    """Whether the model of this transformers config was saved with a classifier's head."""
+    """Says whether the model of this transformers config was saved with a classifier's head."""
     return any(name.endswith("ForSequenceClassification") for name in getattr(config, "architectures", None) or ())
 
 
@@ -207,7 +220,7 @@ def as_readable_as_its_config(folder: Path) -> None:
 
 
 def load_tokenizer(path: str, flag: str = "--model") -> Any:
-    """Raises UsageError, naming the flag, where there is none."""
+    """Loads the tokenizer of a model folder (or id). Raises UsageError, naming the flag, where there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -220,16 +233,17 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
 
 
 def _processors_template(path: str) -> Path | None:
-    """The older file of a processor's template, which a tokenizer does not read."""
+    """Returns the older file of a processor's template, which a tokenizer does not read; None where there is none."""
     from transformers.utils.hub import cached_file
 
     lenient = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = cached_file(path, "chat_template.json", local_files_only=True, **lenient)
-    return None if found is None else Path(found)
+    file = cached_file(path, "chat_template.json", local_files_only=True, **lenient)
+    return None if file is None else Path(file)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:
-    """Tokens that end a completion: the tokenizer's, those of the model's generation config, and the template's."""
+    """Returns the tokens that end a completion: the tokenizer's, those of the model's generation config, and
+    `turn_end`, the template's. Raises UsageError: there is none."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     ends = {tokenizer.eos_token_id, turn_end, *(configured if isinstance(configured, list) else [configured])} - {None}
     if not ends:

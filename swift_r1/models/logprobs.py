@@ -10,7 +10,7 @@ never rounded to the weights' dtype, nor are the terms of the head's gradient be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -79,12 +79,15 @@ def selective_logprobs(
         raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}] or [{hidden.shape[0]}, W]")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
+
     chunks = math.ceil(len(hidden) / max(1, logits_bytes(hidden.device) // (4 * weight.shape[0])))
     size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
     wide = targets if targets.dim() == 2 else targets[:, None]
-    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _SelectiveLogprobs.apply
+    # The backward pass of a soft cap needs the logits themselves.
     kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
-    logps, entropies, likeliest = apply(hidden, weight, bias, wide, form, temperature, size, kept, top)
+    logps, entropies, likeliest = _SelectiveLogprobs.apply(
+        hidden, weight, bias, wide, form, temperature, size, kept, top
+    )
     if top:
         return TokenLogprobs(logps, entropies, likeliest)
     return TokenLogprobs(logps.view_as(targets), entropies)
@@ -92,7 +95,7 @@ def selective_logprobs(
 
 @cache
 def logits_bytes(device: torch.device) -> int:
-    """Float32 logits that one chunk may occupy there."""
+    """Returns how many bytes of float32 logits one chunk may occupy there."""
     if device.type != "cuda":
         return LOGITS_BYTES
     return gpu_logits_bytes(torch.cuda.get_device_properties(device).total_memory)
@@ -100,7 +103,7 @@ def logits_bytes(device: torch.device) -> int:
 
 @contextmanager
 def rounded_products() -> Iterator[None]:
-    """Within it logits are rounded to the weights' dtype, as transformers' are, on every device."""
+    """Rounds logits to the weights' dtype while it is open, as transformers' are, on every device."""
     global WIDE_PRODUCTS
     before = WIDE_PRODUCTS
     WIDE_PRODUCTS = False
@@ -111,11 +114,18 @@ def rounded_products() -> Iterator[None]:
 
 
 def _wide(states: Tensor) -> bool:
-    """Whether a product of such tensors can be had in float32 without being rounded first."""
+    """Says whether a product of such tensors can be had in float32 without being rounded first."""
     return WIDE_PRODUCTS and states.is_cuda and states.dtype in (torch.bfloat16, torch.float16)
 
 
-def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
+def _chunk_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    form: LogitForm,
+    temperature: float,
+) -> Tensor:
+    """Returns the logits over the temperature, float32 `[rows, V]`, of a chunk `[rows, D]`; they are the caller's."""
     transposed = weight.t()
     logits = torch.mm(hidden, transposed, out_dtype=torch.float32) if _wide(hidden) else (hidden @ transposed).float()
     if bias is not None:
@@ -130,6 +140,8 @@ def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: Log
 
 
 class _SelectiveLogprobs(torch.autograd.Function):
+    """Keeps of the first `keep` chunks what the backward pass needs, and of the others only a number or two a row."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -149,6 +161,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         logps = torch.empty_like(targets, dtype=torch.float32)
         kernels = gpu_kernels("head", hidden)
         kept: list[Tensor] = []  # logits with the kernels, else their exponentials
+
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
             logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
@@ -162,11 +175,13 @@ class _SelectiveLogprobs(torch.autograd.Function):
                     kept.append(logits)
                 del logits  # before those of the next chunk
                 continue
+
             largest = logits.amax(-1, keepdim=True)
             logits -= largest
             weights = logits.exp()
             total = weights.sum(-1)
             log_total = total.log()
+
             if top:
                 targets[part, -top:] = logits.topk(top).indices
             logps[part] = logits.gather(-1, targets[part]) - log_total[:, None]
@@ -175,6 +190,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
             lse[part], totals[part] = largest.squeeze(-1) + log_total, total
             if len(kept) < keep:
                 kept.append(weights)
+
         ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
         ctx.form = form
         ctx.temperature = temperature
@@ -191,47 +207,55 @@ class _SelectiveLogprobs(torch.autograd.Function):
         # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+
+        per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
         for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
             scale = grad_logps[part].float() * (ctx.form.scale / ctx.temperature)
+
+            again = None
+            if number >= len(kept):
+                again = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
             if ctx.kernels is not None:
-                if number < len(kept):
-                    logits = kept[number]
-                else:
-                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
-                per_cap = None if ctx.form.soft_cap is None else ctx.temperature / ctx.form.soft_cap
+                logits = kept[number] if again is None else again
                 low = ctx.kernels.softmax_gradient(logits, lse[part], targets[part], scale, per_cap, weight.dtype)
-                del logits
+                del logits, again
                 if grad_bias is not None:
                     grad_bias += low.sum(0, dtype=torch.float32)
             else:
                 together = scale.sum(-1, keepdim=True)
                 slope = None
                 # d logp / d logits = onehot - softmax
-                if number < len(kept):
+                if again is None:
                     grad_logits = kept[number] * (-together / totals[part, None])
                 else:
-                    logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
-                    if ctx.form.soft_cap is not None:
+                    if per_cap is not None:
                         # d tanh(x) = 1 - tanh(x)^2
-                        slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
-                    grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-together)
+                        slope = 1 - (again * per_cap).square_()
+                    grad_logits = again.sub_(lse[part, None]).exp_().mul_(-together)
                 grad_logits.scatter_add_(-1, targets[part], scale)
                 if slope is not None:
                     grad_logits *= slope
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0)
                 low = grad_logits.to(weight.dtype)
+
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
-            if grad_weight is not None and grad_weight.dtype == weight.dtype:
-                grad_weight.addmm_(low.t(), hidden[part])
-            elif grad_weight is not None and _wide(low):
-                torch.addmm(grad_weight, low.t(), hidden[part], out_dtype=torch.float32, out=grad_weight)
-            elif grad_weight is not None:
+            if grad_weight is None:
+                continue
+            states = hidden[part]
+            if grad_weight.dtype == weight.dtype:
+                grad_weight.addmm_(low.t(), states)
+            elif _wide(low):
+                torch.addmm(grad_weight, low.t(), states, out_dtype=torch.float32, out=grad_weight)
+            else:
                 for start_word in range(0, len(weight), _WORDS):
                     words = slice(start_word, start_word + _WORDS)
-                    grad_weight[words] += low[:, words].t() @ hidden[part]
-        low_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        low_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, low_weight, low_bias, *(None,) * 6
+                    grad_weight[words] += low[:, words].t() @ states
+
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 6

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from swift_r1.errors import UsageError, one_line
+from swift_r1.flags.adapters import WEIGHTS
 from swift_r1.models.expected import as_in_checkpoint, own_weights, skeleton, tied_names, use_checkpoint_form
 from swift_r1.models.loading import Quantization, as_readable_as_its_config, load_model, load_tokenizer
 from swift_r1.models.lora import take_adapter
@@ -43,6 +44,8 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     4-bit weights are merged as the numbers that they stand for: over these the adapters were trained.
 
     Args:
+        base: folder or id of the model under the adapters.
+        adapters: their folder, as peft or a checkpoint has them.
         dtype: of the merged weights; None: the one that they were trained in, else the model's.
 
     Raises UsageError: the adapters are not of this model.
@@ -52,6 +55,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
+
     fault = misfit(base, adapters)
     if fault is not None:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
@@ -62,6 +66,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     except (ValueError, RuntimeError, KeyError) as error:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {one_line(error)}") from error
     take_adapter(model, ADAPTER, adapters, "--adapters")
+
     plain = plain_like(model)
     weights = {weight.name: weight.base for weight in policy_weights(plain)}
     with torch.no_grad():
@@ -70,28 +75,30 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     if dtype is not None:
         plain = plain.to(getattr(torch, dtype))
     plain.generation_config = model.generation_config
+
     use_checkpoint_form(plain, base)
     tensors = as_in_checkpoint(plain, {weight.name: weight.base for weight in policy_weights(plain)})
     for name, path in kept_on_disk(plain, base).items():
         with safe_open(path, "pt") as file:
             tensors[name] = file.get_tensor(name)
+
     plain._weight_conversions = []  # type: ignore[assignment]  # they have their names in the checkpoint
     plain.save_pretrained(output, state_dict=tensors)
     copy_processor(base, output)
     as_readable_as_its_config(output)
+
     tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
     load_tokenizer(str(tokenizer)).save_pretrained(output)
 
 
 def misfit(base: str, adapters: Path) -> str | None:
     """Says why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
-    from safetensors import safe_open
-
     empty: Any = skeleton(base)
     expected = own_weights(empty)
     tied = tuple(tied_names(empty))
-    with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
+    with safe_open(adapters / WEIGHTS, "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
     for name, shape in sorted(shapes.items()):
         match = _ADDED.fullmatch(name)
         under = expected.get(f"{match[1]}{'.bias' if name.endswith('.bias') else '.weight'}") if match else None
@@ -99,15 +106,18 @@ def misfit(base: str, adapters: Path) -> str | None:
             continue
         if match is None or under is None:
             return f"it has no {match[1] if match else name}"
+
         # Of a whole weight (`--modules_to_save`), and of DoRA's magnitudes, the first side stands for the others.
-        side, own = (shape[1], under[1]) if match[2] == "A" else (shape[0], under[0])
-        if side != own:
-            return f"{match[1]} is {list(under)} there, and they are for one with {side} in place of {own}"
+        side = 1 if match[2] == "A" else 0
+        if shape[side] != under[side]:
+            return (
+                f"{match[1]} is {list(under)} there, and they are for one with {shape[side]} in place of {under[side]}"
+            )
     return None
 
 
 def plain_like(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same class, config and dtype whose parameters are ordinary, whole and without adapters."""
+    """Returns a model of the same class, config and dtype whose parameters are ordinary, whole and without adapters."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -29,27 +29,25 @@ _PLACEHOLDER = re.compile(r"(image|video|audio)_token_(id|index)")
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether a transformers config is of more than a language model."""
+    """Says whether a transformers config is of more than a language model."""
     return config.get_text_config() is not config
 
 
-def multimodal_class(config: Any) -> Any:
-    """transformers' class for a multimodal config, None where it has none."""
+def language_class(config: Any) -> Any:
+    """Returns the class whose `from_pretrained` and `from_config` make the causal LM of this config."""
+    from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    return MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
-
-
-def language_class(config: Any) -> Any:
-    """What `from_pretrained` and `from_config` are called on for the causal LM of this config."""
-    from transformers import AutoModelForCausalLM
-
-    found = multimodal_class(config) if is_multimodal(config) else None
-    return AutoModelForCausalLM if found is None else _without_towers(found)
+    if not is_multimodal(config):
+        return AutoModelForCausalLM
+    whole = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    return AutoModelForCausalLM if whole is None else _without_towers(whole)
 
 
 @cache
 def _without_towers(base: Any) -> Any:
+    """Returns transformers' class `base` without what is not its language model."""
+
     class Language(base):  # type: ignore[misc]
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
@@ -75,6 +73,7 @@ def _without_towers(base: Any) -> Any:
 
 
 def _prune(module: nn.Module, kept: set[nn.Module]) -> None:
+    """Takes all out of a module but those that are kept, with what they are in."""
     for name, child in list(module.named_children()):
         if child in kept:
             continue
@@ -85,7 +84,7 @@ def _prune(module: nn.Module, kept: set[nn.Module]) -> None:
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """The model under the output head, which reads token ids and gives the last hidden states."""
+    """Returns the model under the output head, which reads token ids and gives the last hidden states."""
     inner = model
     while inner.get_decoder() is not inner:
         inner = inner.get_decoder()
@@ -94,7 +93,8 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def placeholders(config: Any) -> tuple[int, ...]:
-    """Tokens that stand for a part of an image, video or sound: text has none, and they are never sampled."""
+    """Returns the tokens that stand for a part of an image, video or sound, which are never sampled; none of a text
+    model."""
     if not is_multimodal(config):
         return ()
     found = {value for name, value in config.to_dict().items() if _PLACEHOLDER.fullmatch(name)}
@@ -103,8 +103,10 @@ def placeholders(config: Any) -> tuple[int, ...]:
 
 
 def probe_tokens(count: int, config: Any) -> list[int]:
-    """The fixed tokens that ways to compute a model are compared on: spread over the vocabulary by a prime, and they do
-    not repeat soon."""
+    """Returns the fixed tokens that ways to compute a model are compared on.
+
+    They are spread over the vocabulary by a prime, and do not repeat soon.
+    """
     size = config.get_text_config().vocab_size
     never = placeholders(config)
     tokens = (number * 7919 % size for number in range(1, count + 1 + len(never) * count))
@@ -112,6 +114,7 @@ def probe_tokens(count: int, config: Any) -> list[int]:
 
 
 def _folder_of(model: str) -> Path:
+    """Returns the folder of a model, that of the hub's cache for an id."""
     from huggingface_hub import snapshot_download
 
     folder = Path(model).expanduser()
@@ -127,7 +130,7 @@ def copy_processor(model: str, folder: Path) -> None:
 
 
 def stored_tensors(model: str) -> dict[str, Path]:
-    """The tensors of a model folder (or id) by their names there, and the file of each."""
+    """Returns the file of each tensor of a model folder (or id), by the tensors' names there."""
     folder = _folder_of(model)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -143,15 +146,19 @@ def own_names(model: Any, conversions: Iterable[Any], stored: Iterable[str]) -> 
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     own = model.state_dict(keep_vars=True)
-    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
-    converters = [one for one in conversions if not isinstance(one, WeightRenaming)]
-    found = {name: rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0] for name in stored}
-    return {name: its for name, its in found.items() if its in own}
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if not isinstance(conversion, WeightRenaming)]
+    own_name = {}
+    for name in stored:
+        here = rename_source_key(name, renamings, converters, model.base_model_prefix, own)[0]
+        if here in own:
+            own_name[name] = here
+    return own_name
 
 
 def kept_on_disk(model: Any, path: str) -> dict[str, Path]:
-    """The tensors in the files of `path` (a folder or name) that belong to the checkpoint and not to `model`: towers,
-    MTP heads. Empty for a text model."""
+    """Returns the tensors in the files of `path` (a folder or id) that belong to the checkpoint and not to `model`, and
+    the file of each: towers, MTP heads. A text model has none."""
     if not is_multimodal(model.config):
         return {}
     stored = stored_tensors(path)

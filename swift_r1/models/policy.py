@@ -130,8 +130,8 @@ class Critic(nn.Module):
     def forward(self, *fields: Any) -> Tensor:
         """Returns float32 `[K]`: at the position that predicts a token the value of the state before it. Takes the
         fields of `ModelInputs`."""
-        found = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
-        values: Tensor = found[0]
+        values: Tensor
+        (values,) = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
         return values
 
 
@@ -155,7 +155,13 @@ class LogprobHead(nn.Module):
         scale = (getattr(text, "logit_scale", None) or 1.0) / (getattr(text, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(text, "final_logit_softcapping", None), placeholders(config))
 
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float, top: int) -> TokenLogprobs:
+    def forward(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        top: int,
+    ) -> TokenLogprobs:
         weight = self.weight
         bias = self.bias
         if getattr(self._switch[0], "disable_adapters", False):
@@ -186,8 +192,8 @@ def _of_tokens(
     if inputs.sequence is None:
         return head(_chosen_states(model, inputs), inputs.targets)
     own = inputs.own()
-    found = head(_chosen_states(model, own), own.targets)
-    return [inputs.together(values) for values in found if values is not None]
+    given = head(_chosen_states(model, own), own.targets)
+    return [inputs.together(values) for values in given if values is not None]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

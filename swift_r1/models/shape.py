@@ -10,7 +10,7 @@ from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from swift_r1.flags import RlhfArguments
-    from swift_r1.models.lora import LoraSettings
+    from swift_r1.flags.adapters import AdapterArguments
 
 
 LOGITS_BYTES = 128 * 2**20
@@ -55,10 +55,10 @@ class ModelShape:
         """Numbers that are stored in 4 bits where weights are."""
         return sum(rows * columns for _, (rows, columns) in self.linear)
 
-    def adapters(self, lora: LoraSettings) -> int:
+    def adapters(self, lora: AdapterArguments) -> int:
         """Numbers in these adapters, and in the modules that are trained whole beside them."""
         chosen = (shape for name, shape in self.linear if lora.adapts(name))
-        low_rank = sum(lora.rank * (rows + columns) + lora.dora * rows for rows, columns in chosen)
+        low_rank = sum(lora.lora_rank * (rows + columns) + lora.use_dora * rows for rows, columns in chosen)
         words = tuple(word.removeprefix("all-") for word in lora.modules_to_save)
         whole = (size for name, size in self.weights if any(word in name for word in words))
         return low_rank + sum(whole)
@@ -66,8 +66,11 @@ class ModelShape:
 
 @cache
 def transformers_config(model: str, what: str = "the config of") -> Any:
-    """transformers' config of a model folder (or id); code in that folder is never run, nor asked about at a terminal.
-    Raises UsageError, naming `what` cannot be loaded: transformers cannot read it or does not know the architecture."""
+    """Returns transformers' config of a model folder (or id).
+
+    Code in that folder is never run, nor asked about at a terminal. Raises UsageError, which names `what` cannot be
+    loaded: transformers cannot read it or does not know the architecture.
+    """
     from transformers import AutoConfig
 
     try:
@@ -77,7 +80,8 @@ def transformers_config(model: str, what: str = "the config of") -> Any:
 
 
 def context_length(model: str) -> int | None:
-    """The tokens that the model folder (or id) takes by its config, which may not say. Raises UsageError as above."""
+    """Returns the tokens that a model folder (or id) takes by its config; None where that does not say. Raises
+    UsageError: the config cannot be read."""
     length: int | None = getattr(transformers_config(model).get_text_config(), "max_position_embeddings", None)
     return length
 

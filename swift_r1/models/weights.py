@@ -47,8 +47,8 @@ class Weight:
     @property
     def base(self) -> Tensor:
         """The model's own parameter, or persistent buffer."""
-        found: Tensor = getattr(self.owner, self.kind)
-        return found
+        tensor: Tensor = getattr(self.owner, self.kind)
+        return tensor
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -66,8 +66,10 @@ class Weight:
 
     @torch.no_grad()
     def value(self) -> Tensor:
-        """The weight in the dtype that it is computed in; an adapter is merged in float32: `W + D`, of DoRA
-        `m (W + D) / |W + D|` for each output. A plain parameter is not copied."""
+        """Returns the weight in the dtype that it is computed in. A plain parameter is not copied.
+
+        An adapter is merged in float32: `W + D`, of DoRA `m (W + D) / |W + D|` for each output.
+        """
         base = self.base.detach()
         state = _quant_state(self.base)
         if state is not None:
@@ -93,7 +95,7 @@ def _quant_state(parameter: Tensor) -> Any:
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
+    """Returns this rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
@@ -101,7 +103,7 @@ def part_of(tensor: Tensor) -> Tensor:
 
 
 def whole_shape(parameter: Tensor) -> torch.Size:
-    """The shape of the weight itself, however it is stored or partitioned."""
+    """Returns the shape of the weight itself, however it is stored or partitioned."""
     state = _quant_state(parameter)
     if state is not None:
         return torch.Size(state.shape)
@@ -109,7 +111,7 @@ def whole_shape(parameter: Tensor) -> torch.Size:
 
 
 def whole_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype that the weight is computed in."""
+    """Returns the dtype that the weight is computed in."""
     state = _quant_state(parameter)
     dtype: torch.dtype = parameter.dtype if state is None else state.dtype
     return dtype
@@ -126,7 +128,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def policy_weights(model: PreTrainedModel) -> list[Weight]:
-    """The model's weights, tied ones once, each with its adapter, or the one trained in its place
+    """Returns the model's weights, tied ones once, each with its adapter, or the one that is trained in its place
     (`--modules_to_save`); then its persistent buffers, which belong to a checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
     buffers = [_weight_at(model, name) for name, _ in model.named_buffers() if name in lasting]
@@ -153,12 +155,12 @@ def _weight_at(model: nn.Module, name: str) -> Weight:
 
 
 def added_weights(model: PreTrainedModel, adapter: str = ADAPTER) -> list[Weight]:
-    """The adapters and `--modules_to_save` alone, under the names that they have in `model`; tied ones once."""
+    """Returns the adapters and `--modules_to_save` alone, by the names that they have in `model`, tied ones once."""
     return [_weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:
-    """The adapters alone, under the names that they have in peft's files."""
+    """Returns the adapters alone, by the names that they have in peft's files."""
     return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in added_weights(model)]
 
 
@@ -167,7 +169,7 @@ def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
 
 
 def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Consecutive items whose sizes add up to at most `limit` (a larger one goes alone)."""
+    """Yields consecutive items whose sizes add up to at most `limit` (a larger one goes alone)."""
     bucket: list[T] = []
     filled = 0
     for item in items:
@@ -190,29 +192,8 @@ def trained_share(model: nn.Module) -> str:
     return f"{trained:,} of {whole:,} parameters are trained ({trained / whole:.2%})"
 
 
-@dataclass(frozen=True, slots=True)
-class Freezing:
-    """Weights of full training that stay as they are. Fields are the flags of the same names; names are matched at
-    their beginning, patterns anywhere."""
-
-    freeze_parameters: tuple[str, ...] = ()
-    freeze_parameters_regex: str | None = None
-    freeze_parameters_ratio: float = 0.0
-    trainable_parameters: tuple[str, ...] = ()
-    trainable_parameters_regex: str | None = None
-
-
-def freezing_of(args: ModelArguments) -> Freezing | None:
-    """Returns what the flags freeze; None where that is nothing."""
-    prefixes = tuple(args.freeze_parameters)
-    trainable = tuple(args.trainable_parameters)
-    patterns = args.freeze_parameters_regex, args.trainable_parameters_regex
-    found = Freezing(prefixes, patterns[0], args.freeze_parameters_ratio, trainable, patterns[1])
-    return None if found == Freezing() else found
-
-
-def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[str]:
-    """Names of the weights that are frozen.
+def frozen_names(sizes: Sequence[tuple[str, int]], args: ModelArguments) -> set[str]:
+    """Returns the names of the weights that full training leaves as they are.
 
     The ratio is of all numbers in the model, from its first weight on: a weight is frozen where it ends within it.
     `trainable_parameters` and its pattern have the last word.
@@ -225,33 +206,37 @@ def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[st
     names = [name for name, _ in sizes]
 
     def matching(flag: str) -> set[str]:
-        pattern = getattr(freezing, flag)
-        found = {name for name in names if pattern is not None and re.search(pattern, name)}
-        if pattern is not None and not found:
-            raise UsageError(f"--{flag} {pattern}: no weight's name matches")
-        return found
-
-    for flag in ("freeze_parameters", "trainable_parameters"):
-        for prefix in getattr(freezing, flag):
-            if not any(name.startswith(prefix) for name in names):
+        """Returns the names that a flag and its pattern (`<flag>_regex`) stand for."""
+        matched: set[str] = set()
+        for prefix in getattr(args, flag):
+            begin_so = {name for name in names if name.startswith(prefix)}
+            if not begin_so:
                 raise UsageError(f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}")
-    frozen = {name for name in names if name.startswith(freezing.freeze_parameters)}
-    frozen |= matching("freeze_parameters_regex")
-    budget = freezing.freeze_parameters_ratio * sum(size for _, size in sizes)
+            matched |= begin_so
+        pattern = getattr(args, f"{flag}_regex")
+        if pattern is not None:
+            match = {name for name in names if re.search(pattern, name)}
+            if not match:
+                raise UsageError(f"--{flag}_regex {pattern}: no weight's name matches")
+            matched |= match
+        return matched
+
+    frozen = matching("freeze_parameters")
+    trainable = matching("trainable_parameters")
+    budget = args.freeze_parameters_ratio * sum(size for _, size in sizes)
     for name, size in sizes:
         budget -= size
         if budget < 0:
             break
         frozen.add(name)
-    frozen = {name for name in frozen if not name.startswith(freezing.trainable_parameters)}
-    frozen -= matching("trainable_parameters_regex")
+    frozen -= trainable
     if len(frozen) == len(names):
         raise UsageError("nothing is left to train: --freeze_parameters and its like freeze every weight")
     return frozen
 
 
-def freeze(model: nn.Module, freezing: Freezing) -> None:
-    """Freezes them in place. Raises as `frozen_names`."""
+def freeze(model: nn.Module, args: ModelArguments) -> None:
+    """Freezes in place the weights that `frozen_names` returns, and raises as it does."""
     sizes = [(name, whole_shape(parameter).numel()) for name, parameter in model.named_parameters()]
-    for name in frozen_names(sizes, freezing):
+    for name in frozen_names(sizes, args):
         model.get_parameter(name).requires_grad_(False)

@@ -47,7 +47,7 @@ class ThinkingModelTipsScheduler(_SecondChance):
 
 
 class MathTipsScheduler(_SecondChance):
-    """The model's turn is cut before its answer, and goes on behind a doubt, which is not trained."""
+    """Cuts the turn before its answer and continues after an inserted doubt, which is not trained on."""
 
     tips_prompt = "Wait, something in this is wrong."
 

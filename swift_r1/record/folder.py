@@ -43,12 +43,12 @@ class RunFolder:
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """Every flag; empty where args.json is missing or damaged. ms-swift's file has nothing else."""
+        """Returns every flag; empty where args.json is missing or damaged. ms-swift's file has nothing else."""
         return _mapping(self._file.get("args", self._file))
 
     @property
     def command(self) -> list[str]:
-        """The words of the command line."""
+        """Returns the words of the command line."""
         words = self._file.get("command")
         return [str(word) for word in words] if isinstance(words, list) else []
 
@@ -62,7 +62,8 @@ class RunFolder:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The fields of `arguments.plan.Plan`; of a run of an older version `total_steps` and `world_size` at most."""
+        """Returns the fields of `arguments.plan.Plan`; of a run of an older version `total_steps` and `world_size` at
+        most."""
         plan = _mapping(self._file.get("plan"))
         if plan:
             return plan
@@ -71,7 +72,7 @@ class RunFolder:
 
     @property
     def started(self) -> float | None:
-        """Unix seconds of the start, or of the last resume."""
+        """Returns Unix seconds of the start, or of the last resume."""
         started = self._file.get("started")
         return float(started) if isinstance(started, int | float) else None
 
@@ -135,7 +136,7 @@ class RunFolder:
             self.problems.append(f"{name} is damaged: {one_line(error)}")
             return {}
         if not isinstance(content, dict):
-            self.problems.append(f"{name} is damaged: it is no object")
+            self.problems.append(f"{name} is damaged: not a JSON object")
             return {}
         return content
 
@@ -159,15 +160,15 @@ def is_run(folder: Path) -> bool:
 
 
 def newest_version(base: Path) -> tuple[int, Path | None]:
-    """The highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
+    """Returns the highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
     entries = base.iterdir() if base.is_dir() else ()
     found = [(int(match[1]), entry) for entry in entries if (match := _VERSION.match(entry.name))]
     return max(found, default=(-1, None))
 
 
 def find_runs(paths: Sequence[str | Path] = ()) -> list[RunFolder]:
-    """The runs that `paths` name, each a run's folder or one with runs in it; without any those in `output`. The oldest
-    first, each once. Raises UsageError with a line for each path that is neither."""
+    """Returns the runs that `paths` name, each a run's folder or one with runs in it; without any those in `output`.
+    The oldest first, each once. Raises UsageError with a line for each path that is neither."""
     if not paths and not Path(DEFAULT).exists():
         raise UsageError(f"there is no folder {DEFAULT} here: name the folder of a run (--output_dir of swift rlhf)")
     found = {run: None for runs in for_each(paths or (DEFAULT,), _runs_of) for run in runs}
@@ -194,7 +195,7 @@ def _runs_of(path: str | Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """The runs in a folder, level by level. Raises OSError where the folder itself cannot be read."""
+    """Returns the runs in a folder, level by level. Raises OSError where the folder itself cannot be read."""
     found: list[Path] = []
     level = [folder]
     looked_at = 0
@@ -219,7 +220,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, with as many before it as tell them apart."""
+    """Returns the last part of each path, with as many before it as tell them apart."""
     names: dict[Path, str] = {}
     for parts in range(1, 1 + max(len(path.parts) for path in paths)):
         ends = Counter(path.parts[-parts:] for path in paths)

@@ -34,8 +34,8 @@ class GrowingFile:
         self._skipping = False
 
     def read(self, most: int = CHUNK) -> bytes:
-        """The next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts` has
-        changed, all that was read before is void."""
+        """Returns the next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts`
+        has changed, all that was read before is void."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 return self._read(file.fileno(), most)
@@ -72,7 +72,7 @@ class GrowingFile:
         return b""
 
     def is_same(self, file: int) -> bool:
-        """Whether this open file still has what was read of it."""
+        """Returns whether this open file still has what was read of it."""
         state = os.fstat(file)
         same = (state.st_dev, state.st_ino) == self._file
         return same and os.pread(file, len(self._tail), self.offset - len(self._tail)) == self._tail
@@ -88,7 +88,7 @@ class GrowingFile:
 
 
 def json_rows(lines: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The objects of whole lines, and how many lines are none."""
+    """Returns the objects of whole lines, and how many lines are none."""
     found = [_json_row(line) for line in lines.splitlines()]
     rows = [row for row in found if row is not None]
     return rows, len(found) - len(rows)
@@ -129,17 +129,18 @@ class JsonRows:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Another one when there is something new; who shares the file knows by it what others have read."""
+        """Returns a value that changes when there is something new; who shares the file knows by it what others have
+        read."""
         return self._taken, self._restarts
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, a line each."""
+        """Returns what could not be read, a line each."""
         return line_problems(self._file, self._damaged)
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """All objects of a file now, and what is wrong with it, a line each. For files that fit in memory."""
+    """Returns all objects of a file now, and what is wrong with it, a line each. For files that fit in memory."""
     found: list[dict[str, Any]] = []
 
     def take(row: dict[str, Any]) -> bool:
@@ -152,7 +153,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def line_problems(file: GrowingFile, damaged: int) -> list[str]:
-    """What to say of a file of which so many lines were no objects."""
+    """Returns what to say of a file of which so many lines were no objects."""
     problems = [file.fault] if file.fault else []
     if damaged or file.too_long:
         count = damaged + file.too_long

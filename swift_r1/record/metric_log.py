@@ -91,30 +91,31 @@ class MetricLog:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Another one when there is something new; who shares the log knows by it what others have read."""
+        """Returns a value that changes when there is something new; who shares the log knows by it what others have
+        read."""
         return self._rows.state
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, a line each."""
+        """Returns what could not be read, a line each."""
         return self._rows.problems
 
     def get(self, name: str) -> Series:
-        """A series by name; an empty one where the run has none."""
+        """Returns a series by name; an empty one where the run has none."""
         return self.series.get(name, Series())
 
     @property
     def last_step(self) -> int:
-        """The last optimizer step that is logged; 0 before the first."""
+        """Returns the last optimizer step that is logged; 0 before the first."""
         return next(reversed(self.get("loss").steps or self.get("step").steps), 0)
 
     def rewards(self) -> list[str]:
-        """The names of the reward functions, in the file's order."""
+        """Returns the names of the reward functions, in the file's order."""
         found = (re.fullmatch(r"rewards/(.+)/mean", name) for name in self.series)
         return [match[1] for match in found if match]
 
     def benchmarks(self) -> dict[str, list[str]]:
-        """What was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""
+        """Returns what was evaluated: each benchmark's estimates (`accuracy`, `avg@4`, ...), in the file's order."""
         found: dict[str, list[str]] = {}
         for name in self.series:
             match = _EVALUATED.match(name)
@@ -123,7 +124,7 @@ class MetricLog:
         return found
 
     def evaluations(self, benchmark: str, name: str) -> list[BenchmarkEstimate]:
-        """One estimate of a benchmark at every evaluation. `accuracy` is `avg@n`, and has its interval."""
+        """Returns one estimate of a benchmark at every evaluation. `accuracy` is `avg@n`, and has its interval."""
         series = self.get(f"eval/{benchmark}/{name}")
         own = name
         if name == "accuracy":
@@ -132,8 +133,8 @@ class MetricLog:
         return [BenchmarkEstimate(step, value, low.get(step), high.get(step)) for step, value in _items(series)]
 
     def hours(self, phase: str = "step") -> Series:
-        """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over
-        the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
+        """Returns the hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`,
+        a mean over the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
         state, passed = self._hours.get(phase, (None, Series()))
         if state == self.state:
             return passed
@@ -149,20 +150,20 @@ class MetricLog:
 
 
 def _items(series: Series) -> Iterable[tuple[int, float]]:
-    """Step and value, without what is not a number."""
+    """Returns the steps and values, without what is not a number."""
     pairs = zip(series.steps, series.values, strict=True)
     return ((step, value) for step, value in pairs if not math.isnan(value))
 
 
 def at_steps(passed: Series, steps: Iterable[int]) -> list[float]:
-    """The value of `passed` at each step: that of the last one not after it, 0 before the first."""
+    """Returns the value of `passed` at each step: that of the last one not after it, 0 before the first."""
     places = (bisect_right(passed.steps, step) for step in steps)
     return [passed.values[place - 1] if place else 0.0 for place in places]
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average: each value is `weight` times what was and `1 - weight` times what is new, without
-    the bias to 0 at the start. What is not a number stays so, and counts for nothing. 0 changes nothing.
+    """Returns the exponential moving average: each value is `weight` times what was and `1 - weight` times what is new,
+    without the bias to 0 at the start. What is not a number stays so, and counts for nothing. 0 changes nothing.
 
     Raises ValueError: not `0 <= weight < 1`.
     """
@@ -184,8 +185,8 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -> list[tuple[float, float | None]]:
-    """At most `most` of the points, in order; None for what is not finite. Of too many each part keeps its lowest and
-    its highest, so that a single outlier is still seen."""
+    """Returns at most `most` of the points, in order; None for what is not finite. Of too many each part keeps its
+    lowest and its highest, so that a single outlier is still seen."""
     points = [(x, y if math.isfinite(y) else None) for x, y in zip(xs, ys, strict=True)]
     if len(points) <= most:
         return points
@@ -200,7 +201,7 @@ def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -
 
 
 def over_seeds(runs: Sequence[Series]) -> list[tuple[int, float, float, float]]:
-    """Step, mean, lowest and highest of the runs that have a value there."""
+    """Returns the step, mean, lowest and highest of the runs that have a value there."""
     by_step: dict[int, list[float]] = {}
     for series in runs:
         for step, value in _items(series):
@@ -211,7 +212,8 @@ def over_seeds(runs: Sequence[Series]) -> list[tuple[int, float, float, float]]:
 
 
 def same_but_seed(args: Mapping[str, Any]) -> str:
-    """Equal for runs whose flags differ in the seed alone, and in what does not change what is learned."""
+    """Returns a text that is equal for runs whose flags differ in the seed alone, and in what does not change what is
+    learned."""
     return json.dumps(
         {name: args[name] for name in sorted(args) if name not in _NOT_LEARNED}, sort_keys=True, default=str
     )

@@ -14,7 +14,8 @@ _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
 
 def merged(window: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Mean of each metric over its steps, without NaN; the maximum or the latest where a mean says nothing."""
+    """Returns the mean of each metric over its steps, without NaN; the maximum or the latest where a mean says
+    nothing."""
     found: dict[str, float] = {}
     for name, values in window.items():
         known = [value for value in values if not math.isnan(value)]
@@ -59,7 +60,7 @@ class JsonLines:
 
 
 def standard_json(value: Any, not_finite: Callable[[float], Any] = lambda _value: None) -> Any:
-    """What JSON can say of a value; it has no non-finite numbers."""
+    """Returns what JSON can say of a value; it has no non-finite numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else not_finite(value)
     if isinstance(value, Mapping):

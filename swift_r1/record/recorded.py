@@ -99,7 +99,7 @@ class RecordedRun:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The fields of `arguments.plan.Plan`."""
+        """Returns the fields of `arguments.plan.Plan`."""
         fields: Mapping[str, Any] = self.content["plan"]
         return fields
 
@@ -109,8 +109,8 @@ class RecordedRun:
         return int(self.plan.get("scheduled_steps") or self.plan["total_steps"])
 
     def last_step(self, after: int) -> int:
-        """The last optimizer step up to which, from the one after `after` on, the completions of each are recorded.
-        Raises UsageError where there is none, or one lacks what a replay needs."""
+        """Returns the last optimizer step up to which, from the one after `after` on, the completions of each are
+        recorded. Raises UsageError where there is none, or one lacks what a replay needs."""
         recorded = frozenset(self.tokens.steps())
         last = after + sum(1 for _ in takewhile(lambda step: self._file(step) in recorded, count(after + 1)))
         if last == after:
@@ -119,7 +119,7 @@ class RecordedRun:
         return last
 
     def whole_rounds(self, first: int) -> int:
-        """How many rounds are recorded from round `first` on. Raises UsageError as `last_step`."""
+        """Returns how many rounds are recorded from round `first` on. Raises UsageError as `last_step`."""
         recorded = frozenset(self.tokens.steps())
         rounds = sum(1 for _ in takewhile(lambda number: recorded.issuperset(self._first_pass(number)), count(first)))
         if rounds:
@@ -127,7 +127,7 @@ class RecordedRun:
         return rounds
 
     def why_not(self, step: int) -> str:
-        """Why an optimizer step is not in the record, and what would have recorded it."""
+        """Returns why an optimizer step is not in the record, and what would have recorded it."""
         steps = self.tokens.steps()
         if not steps:
             flag = self.args.get("log_tokens")
@@ -144,8 +144,8 @@ class RecordedRun:
         return f"{self.path}: step {step} is not in the token record: {why}"
 
     def rounds(self, first: int) -> Iterator[RecordedRound]:
-        """The rounds from `first` on, read one by one. Raises UsageError: a file cannot be read, or does not hold what
-        it should."""
+        """Yields the rounds from `first` on, read one by one. Raises UsageError: a file cannot be read, or does not
+        hold what it should."""
         lines = self._lines()
         recorded = frozenset(self.tokens.steps())
         for number in count(first):
@@ -165,32 +165,33 @@ class RecordedRun:
             yield RecordedRound(completions, 1 + max(row["group"] for row in rows))
 
     def invalid_rewards(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """The lines of `invalid_rewards.jsonl` by the reward's name and the completion's `request_id/number`."""
+        """Returns the lines of `invalid_rewards.jsonl` by the reward's name and the completion's
+        `request_id/number`."""
         rows, _ = read_rows(self.path / "invalid_rewards.jsonl")
         return {(str(row.get("reward")), str(row.get("request_id"))): row for row in rows}
 
     def first_row(self) -> Mapping[str, Any]:
-        """The first line of `completions.jsonl`; empty where there is none."""
+        """Returns the first line of `completions.jsonl`; empty where there is none."""
         return next((row for _, own in self._lines() for row in own), {})
 
     def first_of(self, number: int) -> WholeCompletion:
-        """The first completion of a round."""
+        """Returns the first completion of a round."""
         return self._of_file(self._first_pass(number)[0])[0]
 
     def _first_pass(self, number: int) -> range:
-        """The optimizer steps of the first pass over a round."""
+        """Returns the optimizer steps of the first pass over a round."""
         first = number * int(self.plan["optimizer_steps_per_round"]) + 1
         return range(first, first + self.plan["completions_per_round"] // self.plan["completions_per_optimizer_step"])
 
     def _file(self, step: int) -> int:
-        """The step whose file has the completions that an optimizer step is on."""
+        """Returns the step whose file has the completions that an optimizer step is on."""
         number, place = divmod(step - 1, int(self.plan["optimizer_steps_per_round"]))
         steps = self._first_pass(number)
         return steps[place % len(steps)]
 
     def _of_file(self, step: int) -> list[WholeCompletion]:
-        """What the file of an optimizer step holds. Raises UsageError: it cannot be read, not all of the step, or less
-        of a completion than a replay needs."""
+        """Returns what the file of an optimizer step holds. Raises UsageError: it cannot be read, not all of the step,
+        or less of a completion than a replay needs."""
         rows = self.tokens.columns(step, WholeCompletion._fields)
         size = self.plan["completions_per_optimizer_step"]
         if self.tokens.problems:
@@ -207,8 +208,8 @@ class RecordedRun:
         return [WholeCompletion(**row) for row in rows]
 
     def _lines(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """The rows of each round, in the file's order, and their `step`. A last line that is half-written is no part of
-        a round that is recorded. Raises UsageError: the file cannot be read."""
+        """Yields the rows of each round, in the file's order, and their `step`. A last line that is half-written is no
+        part of a round that is recorded. Raises UsageError: the file cannot be read."""
         path = self.path / "completions.jsonl"
         number = 0
 
@@ -233,6 +234,6 @@ class RecordedRun:
 
 
 def row_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The data's columns in a line of `completions.jsonl`."""
+    """Returns the data's columns in a line of `completions.jsonl`."""
     own = {name: value for name, value in row.items() if name not in FIELDS and not name.startswith("rewards/")}
     return {name.removeprefix("columns/"): value for name, value in own.items()}

@@ -64,7 +64,7 @@ class Recorder:
         """Waits until what was recorded is in its files."""
 
     def window(self) -> dict[str, list[float]]:
-        """Metrics since the last logged line, for a checkpoint."""
+        """Returns the metrics since the last logged line, for a checkpoint."""
         return {}
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
@@ -179,9 +179,12 @@ class RunRecorder(Recorder):
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)
-        found = [(name, value) for name, value in metrics.items() if name.endswith("/accuracy")]
-        names = [name.removeprefix("eval/").removesuffix("/accuracy") for name, _ in found]
-        self.event("evaluated", ", ".join(f"{name} {value:.3f}" for name, (_, value) in zip(names, found, strict=True)))
+        accuracies = [
+            f"{name.removeprefix('eval/').removesuffix('/accuracy')} {value:.3f}"
+            for name, value in metrics.items()
+            if name.endswith("/accuracy")
+        ]
+        self.event("evaluated", ", ".join(accuracies))
         self.console.evaluated(step, metrics)
         self._on_line()
         for reporter in self.reporters:
@@ -204,7 +207,7 @@ class RunRecorder(Recorder):
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """One PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
+    """Draws one PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
     import matplotlib
 
     matplotlib.use("Agg")

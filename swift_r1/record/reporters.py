@@ -1,4 +1,9 @@
-"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow."""
+"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow.
+
+They do not stand on `accelerate.tracking`, whose trackers raise RuntimeError in a process without accelerate's
+`PartialState`. Of these five it has a table for wandb alone, and its MLflow passes on names such as `avg@4`, which
+MLflow refuses, and every failure of the server, which would end the run.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,11 @@ class TrackerFlags:
     swanlab_mode: str | None = None
     project: str | None = None
     trackio_space_id: str | None = None
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Returns the table of completions that trackers show, `[rows][_COLUMNS]`."""
+    return [[row[name] for name in _COLUMNS] for row in rows]
 
 
 class Reporter(Protocol):
@@ -92,8 +102,7 @@ class WeightsAndBiases:
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         if self._unique:
             rows = list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
-        table = self._wandb.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
-        self._run.log({"completions": table}, step=step)
+        self._run.log({"completions": self._wandb.Table(list(_COLUMNS), _cells(rows))}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -157,7 +166,7 @@ class Trackio:
         self._run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        table = self._trackio.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
+        table = self._trackio.Table(columns=list(_COLUMNS), data=_cells(rows))
         self._run.log({"completions": table}, step=step)
 
     def close(self) -> None:
@@ -218,17 +227,17 @@ REPORTERS: Mapping[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Report
 
 
 def chosen_trackers(names: Sequence[str]) -> list[str]:
-    """The trackers that `--report_to` names: none, or with `all` those that are installed."""
+    """Returns the trackers that `--report_to` names: none, or with `all` those that are installed."""
     return [name for name in REPORTERS if is_installed(name)] if "all" in names else [n for n in names if n != "none"]
 
 
 def is_installed(name: str) -> bool:
-    """Whether a tracker's package, which has its name, is installed."""
+    """Returns whether a tracker's package, which has its name, is installed."""
     return find_spec(name) is not None
 
 
 def tracker_faults(names: Sequence[str]) -> list[str]:
-    """Why a run would be in no tracker; where one of several is installed, the others are only warned about."""
+    """Returns why a run would be in no tracker; where one of several is installed, the others are only warned about."""
     if not names or any(map(is_installed, names)):
         return []
     wanted = " ".join(names)
@@ -238,7 +247,7 @@ def tracker_faults(names: Sequence[str]) -> list[str]:
 
 
 def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> list[Reporter]:
-    """The trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
+    """Opens the trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
     `tracker_faults`."""
     faults = tracker_faults(flags.report_to)
     if faults:

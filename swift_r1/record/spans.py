@@ -49,7 +49,7 @@ class Spans:
         return SpanLane(file, lambda: self.step if step is None else step)
 
     def busy(self, lane: str, name: str) -> Busy:
-        """A new one in the place of the lane's."""
+        """Returns a new `Busy` in the place of the lane's."""
         self._busy[lane] = found = Busy(self.lane(lane), name)
         return found
 
@@ -84,7 +84,7 @@ class Stopwatch:
             self._lane.write(span or name, began, began + seconds)
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since the last call."""
+        """Returns the seconds by name since the last call."""
         taken = dict(self.seconds)
         self.seconds.clear()
         return taken

@@ -54,15 +54,15 @@ class TokenRecord:
 
     @property
     def problems(self) -> list[str]:
-        """Files that could not be read, a line each."""
+        """Returns the files that could not be read, a line each."""
         return list(self._faults.values())
 
     def steps(self) -> list[int]:
-        """Recorded optimizer steps."""
+        """Returns the recorded optimizer steps."""
         return self._recorded("step")
 
     def probe_steps(self) -> list[int]:
-        """Evaluations at which the probe prompts were recorded."""
+        """Returns the evaluations at which the probe prompts were recorded."""
         return self._recorded("probe")
 
     def _recorded(self, kind: str) -> list[int]:
@@ -79,16 +79,16 @@ class TokenRecord:
         return _rows(self._table("step", step, _KEYS))
 
     def columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:
-        """These of the completions that an optimizer step recorded; None where they were not."""
+        """Returns these columns of the completions that an optimizer step recorded; None where they were not."""
         table = self._table("step", step, names)
         return [] if table is None else table.select(list(names)).to_pylist()
 
     def probes_at(self, step: int) -> list[RecordedCompletion]:
-        """The probe prompts' completions at the evaluation of a step."""
+        """Returns the probe prompts' completions at the evaluation of a step."""
         return _rows(self._table("probe", step))
 
     def completion(self, round_step: int, request_id: str, number: int | None) -> list[RecordedCompletion]:
-        """A completion in each recorded optimizer step that trained on it."""
+        """Returns a completion in each recorded optimizer step that trained on it."""
         found: list[RecordedCompletion] = []
         for step in self.steps():
             if step < round_step:
@@ -109,31 +109,23 @@ class TokenRecord:
                 found += _rows(table.take(places))
         return found
 
-    def probes(self) -> dict[str, dict[int, list[RecordedCompletion]]]:
-        """By prompt and step of the evaluation."""
-        found: dict[str, dict[int, list[RecordedCompletion]]] = {}
-        for step in self.probe_steps():
-            for row in self.probes_at(step):
-                found.setdefault(str(row.prompt_id), {}).setdefault(step, []).append(row)
-        return found
-
     @property
     def _vocabulary(self) -> tuple[dict[int, bytes], frozenset[int]]:
-        """The bytes of each token id, and which ids are special tokens; kept once the file is there."""
+        """Returns the bytes of each token id, and which ids are special tokens; kept once the file is there."""
         if self._known is not None:
             return self._known
         columns = ("token_id", "bytes", "special")
         table = self._read(_VOCABULARY, columns)
-        rows = (
-            list(zip(*(table.column(name).to_pylist() for name in columns), strict=True)) if table is not None else []
-        )
-        found = {one: text for one, text, _ in rows}, frozenset(one for one, _, special in rows if special)
+        rows = [] if table is None else table.to_pylist()
+        known = {row["token_id"]: row["bytes"] for row in rows}
+        found = known, frozenset(row["token_id"] for row in rows if row["special"])
         if table is not None or _VOCABULARY in self._faults:
             self._known = found
         return found
 
     def is_of(self, vocabulary: Sequence[tuple[bytes, bool]]) -> bool:
-        """Whether its tokens are these: of each id the bytes, and whether it is special. True where it does not say."""
+        """Returns whether its tokens are these: of each id the bytes, and whether it is special. True where it does not
+        say."""
         known, special = self._vocabulary
         own = frozenset(one for one, (_, is_special) in enumerate(vocabulary) if is_special)
         return not known or (known, special) == ({one: text for one, (text, _) in enumerate(vocabulary)}, own)
@@ -142,8 +134,8 @@ class TokenRecord:
         return token_id in self._vocabulary[1]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as text. A character whose bytes are in several tokens is the last one's; bytes that are no
-        character become U+FFFD. An unknown token is `<id>`."""
+        """Returns each token as text. A character whose bytes are in several tokens is the last one's; bytes that are
+        no character become U+FFFD. An unknown token is `<id>`."""
         known, _ = self._vocabulary
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         found = [
@@ -161,7 +153,7 @@ class TokenRecord:
         return self._read(f"{kind}-{step:06d}.parquet", columns)
 
     def _read(self, name: str, columns: Sequence[str]) -> pyarrow.Table | None:
-        """The columns of a file (all without any), as far as it has them; None where it cannot be read."""
+        """Returns the columns of a file (all without any), as far as it has them; None where it cannot be read."""
         import pyarrow
         from pyarrow import parquet
 

@@ -252,13 +252,13 @@ def _name(kind: str, step: int) -> str:
 
 
 def _step_files(folder: Path) -> dict[int, int]:
-    """The steps that have a file, and its bytes."""
+    """Returns the steps that have a file, and its bytes."""
     named = [(match, path) for path in folder.glob("*") if (match := _FILE.fullmatch(path.name))]
     return {int(match[2]): path.stat().st_size for match, path in named if match[1] == STEP}
 
 
 def stride_of(folder: Path) -> int:
-    """The steps' files that a record keeps: every one, every second, ..."""
+    """Returns the steps' files that a record keeps: every one, every second, ..."""
     try:
         return int((folder / _STRIDE).read_text())
     except (OSError, ValueError):

@@ -18,7 +18,7 @@ from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
 from swift_r1.rewards.graders.answers import first_answer, tidied
 from swift_r1.rewards.graders.equality import contradict, equal
 from swift_r1.rewards.graders.library import MAX_READ, parsed, verified
-from swift_r1.rewards.orm import ORM, orms
+from swift_r1.rewards.orm import ORM, Rewards, orms
 
 _THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
 _END = "</answer>"
@@ -31,8 +31,8 @@ _ANCHOR = re.compile(r"\\boxed|(?<!\\)(?:\$|\\[(\[])")  # where the library find
 def _after_thought(completion: str, next_: str) -> int | None:
     """Returns where the text after a first think block and `next_` begins. Linear: the earliest leaves most room."""
     start = "<think>"
-    found = _THOUGHT_THEN[next_].search(completion, len(start)) if completion.startswith(start) else None
-    return None if found is None else found.end()
+    match = _THOUGHT_THEN[next_].search(completion, len(start)) if completion.startswith(start) else None
+    return None if match is None else match.end()
 
 
 def is_formatted(completion: str) -> bool:
@@ -44,7 +44,7 @@ def is_formatted(completion: str) -> bool:
 class Format(ORM):
     """1 for think tags, then answer tags, and nothing else; 0 otherwise."""
 
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], **kwargs: Any) -> Rewards:
         return [float(is_formatted(completion)) for completion in completions]
 
 
@@ -57,7 +57,7 @@ def is_react(completion: str) -> bool:
 class ReActFormat(ORM):
     """1 for a thought in think tags, then `Action:` and `Action Input:`; 0 otherwise."""
 
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], **kwargs: Any) -> Rewards:
         return [float(is_react(completion)) for completion in completions]
 
 
@@ -75,42 +75,47 @@ def last_call(text: str) -> tuple[str, Any]:
 class ToolBench(ORM):
     """1 where the last ReAct call has the action and the input of `solution`'s; 0 otherwise."""
 
-    def __call__(self, completions: list[str], solution: list[str], **kwargs: Any) -> list[float | None]:
-        return [
-            float(last_call(text.partition("Observation:")[0] if text.endswith("Observation:") else text) == wanted)
-            for text, wanted in zip(completions, map(last_call, solution), strict=True)
-        ]
+    def __call__(self, completions: list[str], solution: list[str], **kwargs: Any) -> Rewards:
+        rewards: Rewards = []
+        for text, right in zip(completions, solution, strict=True):
+            if text.endswith("Observation:"):
+                text = text.partition("Observation:")[0]
+            rewards.append(float(last_call(text) == last_call(right)))
+        return rewards
 
 
 class GymReward(ORM):
     """The total reward of an environment's episode (--use_gym_env)."""
 
-    def __call__(
-        self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any
-    ) -> list[float | None]:
-        return [infos.get("total_reward") for infos in rollout_infos]
+    key = "total_reward"
+
+    def __call__(self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any) -> Rewards:
+        return [infos.get(self.key) for infos in rollout_infos]
 
 
-class AgentReward(ORM):
+class AgentReward(GymReward):
     """What an agent's episode returned, or its `reward` (--agent, --agent_command)."""
 
-    def __call__(
-        self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any
-    ) -> list[float | None]:
-        return [infos.get("reward") for infos in rollout_infos]
+    key = "reward"
 
 
 class Countdown(ORM):
     """`grade_countdown`."""
 
-    def __call__(self, completions: list[str], nums: Any, target: Any, **kwargs: Any) -> list[float | None]:
+    def __call__(
+        self,
+        completions: list[str],
+        nums: Any,
+        target: Any,
+        **kwargs: Any,
+    ) -> Rewards:
         return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
 
 
 class Gsm8k(ORM):
     """`grade_gsm8k` comparing numbers; `solution` is the right one."""
 
-    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> Rewards:
         return [grade_gsm8k(*item).score for item in zip(completions, solution, strict=True)]
 
 
@@ -124,7 +129,7 @@ class Math(ORM):
         # Arguments without the flag are those of a user's own program.
         self.verifier: Literal["fast", "math_verify"] = getattr(args, "verifier", "fast")
 
-    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> Rewards:
         return [
             grade_math(text, gold, verifier=self.verifier, answer=self.answer).score
             for text, gold in zip(completions, solution, strict=True)
@@ -151,14 +156,14 @@ class MathAccuracy(ORM):
     blame.
     """
 
-    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> Rewards:
         return [_accuracy(*item) for item in zip(completions, solution, strict=True)]
 
 
 def _accuracy(completion: str, solution: Any) -> float | None:
     accepted = solution if isinstance(solution, list | tuple) else [solution]
-    golds = [_read_gold(str(one)) for one in accepted if one is not None]
-    golds = [(read, text) for read, text in golds if read or text]
+    golds = [_read_gold(str(gold)) for gold in accepted if gold is not None]
+    golds = [gold for gold in golds if any(gold)]
     if not golds:
         return None
     answer, written = _read_answer(completion)
@@ -206,19 +211,21 @@ def _read_answer(completion: str) -> tuple[list[Any], str]:
     )
     boxed = last_boxed(completion)
     read = parsed(completion, extraction_config=[latex], extraction_mode="first_match")
-    said = _end_of_sentence(completion) if boxed is None and not (read and _ANCHOR.search(completion)) else ""
-    if said:
-        # In words it is compared as text alone: in "17 or 18" the library would find either.
-        return [] if _WORD.search(said) else _read(said), tidied(said)
-    text = next((one for one in read if isinstance(one, str)), "") if boxed is None else boxed
-    return read, tidied(text)
+    if boxed is not None:
+        return read, tidied(boxed)
+    if not (read and _ANCHOR.search(completion)):
+        last = _end_of_sentence(completion)
+        if last:
+            # In words it is compared as text alone: in "17 or 18" the library would find either.
+            return [] if _WORD.search(last) else _read(last), tidied(last)
+    return read, tidied(next((text for text in read if isinstance(text, str)), ""))
 
 
 def _end_of_sentence(completion: str) -> str:
-    """What the last line says behind its last `is`, without the full stop and Markdown's stars; "" where it has none,
-    or says more than an answer."""
-    _, found, said = completion.rstrip().rpartition("\n")[2].rpartition(" is ")
-    return said.rstrip("*. ").lstrip("* ") if found and len(said) <= MAX_READ else ""
+    """Returns what the last line has behind its last `is`, without the full stop and Markdown's stars; "" where it has
+    none, or more than an answer."""
+    _, verb, rest = completion.rstrip().rpartition("\n")[2].rpartition(" is ")
+    return rest.rstrip("*. ").lstrip("* ") if verb and len(rest) <= MAX_READ else ""
 
 
 class CosineReward(ORM):
@@ -246,12 +253,16 @@ class CosineReward(ORM):
         self.accuracy_orm = accuracy_orm
 
     def __call__(
-        self, completions: list[str], solution: list[Any], response_token_ids: list[Any], **kwargs: Any
-    ) -> list[float | None]:
-        found = self.accuracy_orm(completions, solution, response_token_ids=response_token_ids, **kwargs)
+        self,
+        completions: list[str],
+        solution: list[Any],
+        response_token_ids: list[Any],
+        **kwargs: Any,
+    ) -> Rewards:
+        accuracies = self.accuracy_orm(completions, solution, response_token_ids=response_token_ids, **kwargs)
         return [
-            None if value is None else self.scaled(value >= 1.0, token_count(ids))
-            for value, ids in zip(found, response_token_ids, strict=True)
+            None if accuracy is None else self.scaled(accuracy >= 1.0, token_count(ids))
+            for accuracy, ids in zip(accuracies, response_token_ids, strict=True)
         ]
 
     def scaled(self, correct: bool, length: int) -> float:
@@ -269,7 +280,7 @@ class RepetitionPenalty(ORM):
         self.ngram_size = args.repetition_n_grams
         self.max_penalty = args.repetition_max_penalty
 
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], **kwargs: Any) -> Rewards:
         return [self.max_penalty * repeated_share(completion, self.ngram_size) for completion in completions]
 
 
@@ -291,7 +302,7 @@ class SoftOverlong(ORM):
         self.soft_max_length = args.soft_max_length
         self.soft_cache_length = args.soft_cache_length
 
-    def __call__(self, completions: list[str], response_token_ids: list[Any], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], response_token_ids: list[Any], **kwargs: Any) -> Rewards:
         free = self.soft_max_length - self.soft_cache_length
         lengths = map(token_count, response_token_ids)
         return [max(-1.0, min((free - length) / self.soft_cache_length, 0.0)) for length in lengths]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swift_r1.rewards.graders.programs import Case, cases_of, passes, program_of
-from swift_r1.rewards.orm import ORM, orms
+from swift_r1.rewards.orm import ORM, Rewards, orms
 from swift_r1.workers.sandbox.box import Run, Sandbox
 
 _CPU_SECONDS = 5.0  # for one test, as many as ms-swift gives
@@ -30,16 +30,20 @@ class CodeReward(ORM):
         self.sandbox = Sandbox()
 
     def __call__(
-        self, completions: list[str], verification_info: Any = None, input_output: Any = None, **kwargs: Any
-    ) -> list[float | None]:
+        self,
+        completions: list[str],
+        verification_info: Any = None,
+        input_output: Any = None,
+        **kwargs: Any,
+    ) -> Rewards:
         columns = [column for column in (verification_info, input_output) if column is not None]
         if not columns:
             raise ValueError("the data has no column verification_info or input_output with tests; --columns renames")
-        rows = [next((one for one in found if one is not None), None) for found in zip(*columns, strict=True)]
-        return [
-            None if tests is None else self.score(text, cases_of(tests))
-            for text, tests in zip(completions, rows, strict=True)
-        ]
+        rewards: Rewards = []
+        for text, *tests in zip(completions, *columns, strict=True):
+            given = next((entry for entry in tests if entry is not None), None)
+            rewards.append(None if given is None else self.score(text, cases_of(given)))
+        return rewards
 
     def score(self, completion: str, cases: Sequence[Case]) -> float:
         """0 without a program. Raises SandboxError: the sandbox broke, and nothing is known."""

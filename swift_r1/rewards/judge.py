@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swift_r1.rewards.orm import AsyncORM, orms
-from swift_r1.rewards.remote import RemoteRewardError, posted
+from swift_r1.rewards.remote import JsonClient, RemoteRewardError
 
 if TYPE_CHECKING:
-    import httpx
-
     from swift_r1.rewards.judge_config import JudgeConfig, Otherwise
 
 STORE = "judge.sqlite"
@@ -56,18 +54,26 @@ class Answers:
         )
 
     def get(self, key: str) -> str | None:
+        """Returns the answer to a question; None where it was not asked yet."""
         row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def put(self, key: str, question: str, answer: str, tokens: int) -> None:
+    def put(
+        self,
+        key: str,
+        question: str,
+        answer: str,
+        tokens: int,
+    ) -> None:
+        """Keeps an answer, and counts its tokens."""
         self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, question, answer))
         self._db.execute("UPDATE spent SET tokens = tokens + ?", (tokens,))
 
     def take_call(self, calls: int | None, tokens: int | None) -> bool:
         """Returns whether one more call is within these limits; it is counted then."""
-        within = "UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?"
-        most = (2**62 if limit is None else limit for limit in (calls, tokens))
-        return self._db.execute(within, tuple(most)).rowcount == 1
+        most = [2**62 if limit is None else limit for limit in (calls, tokens)]
+        counted = self._db.execute("UPDATE spent SET calls = calls + 1 WHERE calls < ? AND tokens < ?", most)
+        return counted.rowcount == 1
 
 
 class Judge(AsyncORM):
@@ -81,6 +87,7 @@ class Judge(AsyncORM):
         super().__init__(args)
         if getattr(args, "judge", None) is None:
             raise ValueError("the reward judge needs --judge FILE")
+
         from swift_r1.rewards.judge_config import KEY_VARIABLE, read_judge
         from swift_r1.workers.confine import own_key
 
@@ -88,49 +95,53 @@ class Judge(AsyncORM):
         self.key = (own_key(self.config.api_key_env or KEY_VARIABLE) or "").strip()
         if self.config.api_key_env is not None and not self.key:
             raise ValueError(f"the environment variable {self.config.api_key_env} with the judge's key is not set")
-        self.timeout = float(self.config.timeout or args.reward_timeout)
+        timeout = float(self.config.timeout or args.reward_timeout)
+        self._client = JsonClient(self.key, timeout, patience=timeout)
         folder = Path(getattr(args, "output_dir", None) or ".")
         self.answers = Answers(folder / STORE if (folder / "args.json").is_file() else None)
         self._model = self.config.model
         self._places = asyncio.Semaphore(self.config.at_once)
-        self._client: httpx.AsyncClient | None = None
 
     async def __call__(self, completions: list[str], messages: list[Messages], **columns: Any) -> list[Any]:
         """Returns an exception in the place of an invalid reward."""
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
-        rows = [
-            {name: values[i] for name, values in lists.items() if values[i] is not None}
-            | {"prompt": task_of(messages[i]), "completion": completion}
-            for i, completion in enumerate(completions)
-        ]
+        rows = []
+        for index, completion in enumerate(completions):
+            row = {name: values[index] for name, values in lists.items() if values[index] is not None}
+            rows.append(row | {"prompt": task_of(messages[index]), "completion": completion})
         if self.config.mode == "rank":
             return await self._ranked(completions, rows)
         questions = [self._question(row) for row in rows]
         different = list(dict.fromkeys(questions))  # equal completions are one question
-        found = dict(zip(different, await asyncio.gather(*map(self._score, different)), strict=True))
-        return [found[question] for question in questions]
+        scores = await asyncio.gather(*map(self._score, different))
+        score_of = dict(zip(different, scores, strict=True))
+        return [score_of[question] for question in questions]
 
     async def _score(self, question: Question) -> float | Exception | None:
+        """Returns the reward of a completion: that of its votes together, or in the place of one that is not clear."""
         votes = await self._votes([question] * self.config.votes, lambda _, text: self._read_score(text))
         if not isinstance(votes, list):
             return votes
-        if self.config.combine == "majority":
-            return statistics.fmean(statistics.multimode(votes))
-        return statistics.median(votes) if self.config.combine == "median" else statistics.fmean(votes)
+        if self.config.combine == "median":
+            return statistics.median(votes)
+        return statistics.fmean(statistics.multimode(votes) if self.config.combine == "majority" else votes)
 
     async def _ranked(self, completions: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Returns the reward of each completion of a group: the mean share of the others that it beats."""
         different = list(dict.fromkeys(completions))
         if len(different) == 1:
             return [0.5] * len(completions)
         orders = [shuffled(different, number) for number in range(self.config.votes)]
-        shown = (
-            "\n\n".join(f'<answer number="{at}">\n{text}\n</answer>' for at, text in enumerate(order, start=1))
-            for order in orders
-        )
-        votes = await self._votes(
-            [self._question({**rows[0], "completions": texts}) for texts in shown],
-            lambda number, text: dict(zip(orders[number], read_ranking(text, len(different)), strict=True)),
-        )
+        questions = []
+        for order in orders:
+            answers = [f'<answer number="{at}">\n{text}\n</answer>' for at, text in enumerate(order, start=1)]
+            questions.append(self._question({**rows[0], "completions": "\n\n".join(answers)}))
+
+        def read(number: int, text: str) -> dict[str, float]:
+            """Returns what the answer to a question says of each completion."""
+            return dict(zip(orders[number], read_ranking(text, len(different)), strict=True))
+
+        votes = await self._votes(questions, read)
         if not isinstance(votes, list):
             return [votes] * len(completions)
         return [statistics.fmean(vote[text] for vote in votes) for text in completions]
@@ -152,25 +163,40 @@ class Judge(AsyncORM):
                 causes.append(error)
         if 2 * len(votes) > len(answers):
             return votes
-        cause = next((one for one in causes if isinstance(one, RemoteRewardError)), causes[0])
-        meaning: Otherwise = self.config.over_budget if isinstance(cause, OverBudget) else self.config.invalid
-        if isinstance(cause, RemoteRewardError) or meaning == "invalid":
-            return cause
+
+        for cause in causes:
+            if isinstance(cause, RemoteRewardError):
+                return cause
+        meaning: Otherwise = self.config.over_budget if isinstance(causes[0], OverBudget) else self.config.invalid
+        if meaning == "invalid":
+            return causes[0]
         return None if meaning == "none" else float(meaning)
 
     async def _ask(self, question: Question, number: int) -> str:
+        """Returns the answer to a question, which is asked again for each vote's `number`, the seed.
+
+        Raises:
+            OverBudget: it would cost a call more than there may be.
+            RemoteRewardError: the judge cannot be reached, or answers with something else.
+        """
         config = self.config
         async with self._places:
-            model = self._model = self._model or await self._first_model()
-            messages = [
-                {"role": role, "content": text} for role, text in zip(("system", "user"), question, strict=True)
-            ]
-            about = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": number}
-            body = json.dumps({"model": model, "messages": messages} | about | config.extra)
+            if self._model is None:
+                self._model = await self._first_model()
+            system, user = question
+            request = {
+                "model": self._model,
+                "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
+                "temperature": config.temperature,
+                "max_tokens": config.max_tokens,
+                "seed": number,
+            }
+            body = json.dumps(request | config.extra)
             key = hashlib.sha256(body.encode()).hexdigest()
             known = self.answers.get(key)
             if known is not None:
                 return known
+
             if not self.answers.take_call(config.max_calls, config.max_total_tokens):
                 raise OverBudget("the budget of --judge is spent")
             answer = await self._request("/chat/completions", body.encode())
@@ -185,56 +211,60 @@ class Judge(AsyncORM):
             return text
 
     async def _first_model(self) -> str:
+        """Returns the name of the first model that the address lists. Raises RemoteRewardError."""
         try:
-            return str((await self._request("/models", None))["data"][0]["id"])
+            return str((await self._request("/models"))["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise RemoteRewardError(f"{self.config.url}/models lists no model: give `model`") from error
 
-    async def _request(self, path: str, body: bytes | None) -> Any:
-        import httpx  # only where it is used: everybody imports this module
-
-        client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
-        return await posted(client, self.config.url.rstrip("/") + path, body, self.key, self.timeout, self.timeout)
+    async def _request(self, path: str, body: bytes | None = None) -> Any:
+        return await self._client.ask(self.config.url.rstrip("/") + path, body)
 
     def _question(self, row: Mapping[str, Any]) -> Question:
-        """Raises ValueError: the row lacks what a template names."""
+        """Returns the templates with what the row has in its columns. Raises ValueError: it lacks what they name."""
         from swift_r1.rewards.judge_config import PLACEHOLDER
 
         words = {**self.config.own_words, **row}
 
-        def word(found: re.Match[str]) -> str:
-            if found[1] not in words:
-                raise ValueError(f"the row has no {found[1]}, which a template of --judge names")
-            return str(words[found[1]])
+        def filled(template: str) -> str:
+            return PLACEHOLDER.sub(word, template)
 
-        words["rubric"] = PLACEHOLDER.sub(word, str(words["rubric"]))
-        return PLACEHOLDER.sub(word, self.config.asked), PLACEHOLDER.sub(word, self.config.shown)
+        def word(placeholder: re.Match[str]) -> str:
+            name = placeholder[1]
+            if name not in words:
+                raise ValueError(f"the row has no {name}, which a template of --judge names")
+            return str(words[name])
+
+        words["rubric"] = filled(str(words["rubric"]))
+        return filled(self.config.asked), filled(self.config.shown)
 
     def _read_score(self, text: str) -> float:
-        found = re.findall(self.config.pattern, text)
-        scale = self.config.scale
-        if not found:
+        """Returns the score from 0 to 1, or that of the verdict, with which an answer ends. Raises UnreadableAnswer."""
+        marks = re.findall(self.config.pattern, text)
+        if not marks:
             raise unreadable("has no verdict", text)
-        said = found[-1]
-        if isinstance(scale, dict):
-            if said.upper() not in self.config.words:
-                raise unreadable(f"says {said}, which scale does not have", text)
-            return self.config.words[said.upper()]
+        mark = marks[-1]
+        if isinstance(self.config.scale, dict):
+            if mark.upper() not in self.config.words:
+                raise unreadable(f"says {mark}, which scale does not have", text)
+            return self.config.words[mark.upper()]
+        worst, best = self.config.scale
         try:
-            share = (float(said) - scale[0]) / (scale[1] - scale[0])
+            share = (float(mark) - worst) / (best - worst)
         except ValueError as error:
-            raise unreadable(f"says {said}, which is no number", text) from error
+            raise unreadable(f"says {mark}, which is not a number", text) from error
         if not 0 <= share <= 1:
-            raise unreadable(f"says {said}, which is outside of the scale", text)
+            raise unreadable(f"says {mark}, which is outside of the scale", text)
         return share
 
 
 def task_of(conversation: Sequence[Mapping[str, Any]]) -> str:
     """Returns what was asked: the only message before the completion, or all of them with who said them."""
-    before = conversation[:-1] if conversation and conversation[-1].get("role") == "assistant" else conversation
-    if len(before) == 1:
-        return str(before[0].get("content"))
-    return "\n\n".join(f"{one.get('role')}: {one.get('content')}" for one in before)
+    if conversation and conversation[-1].get("role") == "assistant":
+        conversation = conversation[:-1]
+    if len(conversation) == 1:
+        return str(conversation[0].get("content"))
+    return "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in conversation)
 
 
 def shuffled(texts: Sequence[str], number: int) -> list[str]:
@@ -245,21 +275,22 @@ def shuffled(texts: Sequence[str], number: int) -> list[str]:
 
 
 def read_ranking(text: str, count: int) -> list[float]:
-    """From `[[2 > 1 = 3]]` the share of the others that each of `count` answers beats, a tie as a half."""
-    found = re.findall(r"\[\[\s*(\d{1,4}(?:\s*[>=]\s*\d{1,4})*)\s*\]\]", text)
-    classes = [list(map(int, part.split("="))) for part in found[-1].split(">")] if found else []
-    if sorted(number for part in classes for number in part) != list(range(1, count + 1)):
-        raise unreadable(f"has no ranking of the {count} answers", text)
-    values = [0.0] * count
+    """Returns the share of the others that each of `count` answers beats, a tie as a half, from `[[2 > 1 = 3]]`. Raises
+    UnreadableAnswer."""
+    rankings = re.findall(r"\[\[\s*(\d{1,4}(?:\s*[>=]\s*\d{1,4})*)\s*\]\]", text)
+    values: dict[int, float] = {}
     below = count
-    for part in classes:
-        below -= len(part)
-        for number in part:
-            values[number - 1] = (below + (len(part) - 1) / 2) / (count - 1)
-    return values
+    for part in rankings[-1].split(">") if rankings else ():
+        ties = list(map(int, part.split("=")))
+        below -= len(ties)
+        values |= dict.fromkeys(ties, (below + (len(ties) - 1) / 2) / (count - 1))
+    if below or sorted(values) != list(range(1, count + 1)):
+        raise unreadable(f"has no ranking of the {count} answers", text)
+    return [values[number] for number in range(1, count + 1)]
 
 
 def unreadable(what: str, text: str) -> UnreadableAnswer:
+    """Returns the error that says what an answer is, with the end of it."""
     return UnreadableAnswer(f"the judge's answer {what}: {' '.join(text.split())[-160:]!r}")
 
 

@@ -85,6 +85,7 @@ class JudgeConfig(BaseModel):
             raise ValueError("scale needs two different numbers: of the worst and of the best answer")
         if isinstance(self.scale, dict) and not self.scale:
             raise ValueError("scale has no verdicts")
+
         if self.answer is not None:
             try:
                 groups = re.compile(self.answer).groups
@@ -92,6 +93,7 @@ class JudgeConfig(BaseModel):
                 raise ValueError(f"answer is no pattern: {error}") from error
             if groups != 1:
                 raise ValueError(f"answer has {groups} groups: one is what is read")
+
         needed = "completion" if self.mode == "score" else "completions"
         if needed not in PLACEHOLDER.findall(self.shown):
             raise ValueError(f"prompt lacks {{{needed}}}")
@@ -100,7 +102,11 @@ class JudgeConfig(BaseModel):
     @property
     def asked(self) -> str:
         """Returns the template of the system message."""
-        return self.system or _ASKED["rank" if self.mode == "rank" else "words" if self.words else "scale"]
+        if self.system:
+            return self.system
+        if self.mode == "rank":
+            return _ASKED["rank"]
+        return _ASKED["words" if self.words else "scale"]
 
     @property
     def shown(self) -> str:
@@ -110,10 +116,13 @@ class JudgeConfig(BaseModel):
     @property
     def words(self) -> dict[str, float]:
         """Returns the verdicts in capitals; empty where numbers are asked for."""
-        return {word.upper(): value for word, value in self.scale.items()} if isinstance(self.scale, dict) else {}
+        if not isinstance(self.scale, dict):
+            return {}
+        return {word.upper(): value for word, value in self.scale.items()}
 
     @property
     def pattern(self) -> str:
+        """Returns what an answer is searched for: its first group is the score or the verdict."""
         words = "|".join(map(re.escape, self.words))
         return self.answer or (rf"(?i)\[\[\s*({words})\s*\]\]" if words else _NUMBER)
 
@@ -125,7 +134,7 @@ class JudgeConfig(BaseModel):
 
     @property
     def own_words(self) -> dict[str, str]:
-        """Placeholders that do not depend on the data."""
+        """Returns the placeholders that do not depend on the data, and their texts."""
         low, high = (0.0, 0.0) if isinstance(self.scale, dict) else self.scale
         return {"rubric": self.rubric, "low": f"{low:g}", "high": f"{high:g}", "words": ", ".join(self.words)}
 
@@ -150,10 +159,9 @@ def read_judge(value: str) -> JudgeConfig:
         raise UsageError(f"{where} is not valid YAML or JSON: {yaml_fault(error)}") from error
     except ValidationError as error:
         known = f"there is no such key; known are {', '.join(JudgeConfig.model_fields)}"
-        faults = {
-            "".join(f"{key}: " for key in one["loc"][:1]): known if one["type"] == "extra_forbidden" else one["msg"]
-            for one in error.errors()
-        }
-        raise UsageError(
-            *(f"{where}: {key}{text.removeprefix('Value error, ')}" for key, text in faults.items())
-        ) from error
+        faults = {}
+        for fault in error.errors():
+            key = "".join(f"{name}: " for name in fault["loc"][:1])
+            text = known if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+            faults[key] = f"{where}: {key}{text}"
+        raise UsageError(*faults.values()) from error

@@ -25,30 +25,40 @@ class InvalidRewardMonitor:
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self) -> dict[str, Any]:
-        return {"steps": {name: [list(pair) for pair in steps] for name, steps in self._steps.items()}}
+        """Returns the counts of the last steps, as a checkpoint keeps them."""
+        return {"steps": {name: list(map(list, steps)) for name, steps in self._steps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._steps = {
-            name: deque(((bad, count) for bad, count in steps), maxlen=WINDOW) for name, steps in state["steps"].items()
-        }
+        """Takes the counts that `state` returned."""
+        self._steps = {name: deque(map(tuple, steps), maxlen=WINDOW) for name, steps in state["steps"].items()}
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
         """Takes the columns of one training step; raises RunFailed where a function is over the limit."""
         for column in columns:  # all rows of a step that ends the run are written
             for bad in column.invalid:
                 self._write(_invalid_row(column.name, bad, batch))
+
         for column in columns:
             steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
             steps.append((len(column.invalid), len(column.values)))
             invalid = sum(bad for bad, _ in steps)
+            # Steps that are still to come count as large as those that were.
             expected = sum(count for _, count in steps) / len(steps) * WINDOW
             if column.invalid and invalid > self.max_ratio * expected:
                 raise RunFailed(self._message(column, batch, invalid, len(steps)))
 
-    def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
+    def _message(
+        self,
+        column: RewardColumn,
+        batch: RewardBatch,
+        invalid: int,
+        steps: int,
+    ) -> str:
+        """Returns why the run ends: a function's `invalid` rewards in the last `steps` steps, and one of them."""
         example = column.invalid[0]
         text = " ".join(batch.completions[example.index].split())
-        text = text if len(text) <= 200 else text[:197] + "..."
+        if len(text) > 200:
+            text = text[:197] + "..."
         return (
             f"reward {column.name} was invalid {invalid} times in the last {steps} steps, more than "
             f"--max_invalid_reward_ratio {self.max_ratio:g} of {WINDOW} steps allows; "

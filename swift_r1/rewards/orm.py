@@ -46,6 +46,9 @@ class AsyncORM:
         raise NotImplementedError
 
 
+Rewards = list[float | None]
+"""What a reward returns: a value per completion, None for no opinion."""
+
 orms: dict[str, Callable[..., Any]] = {}
 """Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it."""
 
@@ -100,6 +103,7 @@ def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = Non
 
     def checked(name: str) -> Reward:
         reward = build_reward(name, args)
+
         missing = [need for need in reward.needs if need not in columns]
         if missing:
             there = ", ".join(sorted(columns - _GIVEN)) or "no columns of its own"
@@ -113,20 +117,18 @@ def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = Non
 
 
 def _constructor_arguments(cls: Callable[..., Any], args: Any) -> dict[str, Any]:
-    parameters = inspect.signature(cls).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    arguments = {
-        name: getattr(args, name)
-        for name, parameter in parameters.items()
-        if name != "args" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if hasattr(args, name)
-    }
-    if "args" in parameters or takes_any:
-        arguments["args"] = args
+    """Returns what a class is constructed with: the run's arguments, and those of them that it names."""
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name == "args" or parameter.kind is parameter.VAR_KEYWORD:
+            arguments["args"] = args
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and hasattr(args, name):
+            arguments[name] = getattr(args, name)
     return arguments
 
 
 def _reward(name: str, function: Callable[..., Any]) -> Reward:
+    """Returns a callable as a reward, with what its signature says of its columns."""
     called = function if inspect.isroutine(function) else type(function).__call__
     parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]  # the first: completions

@@ -26,7 +26,7 @@ from swift_r1.rewards.worker import (
     load_nothing,
     load_rewards,
     rest,
-    start_worker,
+    server_keys,
 )
 from swift_r1.workers.pool import NoAnswer, WorkerPool
 
@@ -47,8 +47,15 @@ class RewardPool(RewardCaller):
         spans: Spans | None = None,
     ) -> None:
         super().__init__(args, names, load, spans)
-        start = partial(start_worker, args, self.names, load)
-        self._workers = WorkerPool("reward", int(args.reward_num_workers), start, asynchronous_rewards)
+        self._workers = WorkerPool(
+            "reward",
+            int(args.reward_num_workers),
+            partial(load_rewards, args, self.names, load),
+            asynchronous_rewards,
+            args.reward_env,
+            args.reward_memory_limit,
+            server_keys(args, names),
+        )
         self._asynchronous: frozenset[str] = frozenset()
         self._counted: ProcessPool | None = None  # whose calls are `_busy`
 

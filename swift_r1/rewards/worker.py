@@ -12,7 +12,6 @@ import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from swift_r1.errors import UsageError, a_kind, describe
 from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
-from swift_r1.workers.worker import become_worker, guarded
+from swift_r1.workers.worker import guarded
 
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
@@ -30,16 +29,7 @@ _runner: asyncio.Runner | None = None
 def load_nothing() -> None: ...
 
 
-def start_worker(
-    args: RewardFlags, names: Sequence[str], load: Callable[[], object], mark: str, watchdog: str | None = None
-) -> None:
-    """Makes this process a worker, with its rewards; what fails is kept and reported by `faults`. `load` registers what
-    plugins have; `mark` and `watchdog` are those of `become_worker`."""
-    load_all = partial(load_rewards, args, names, load)
-    become_worker(mark, watchdog, load_all, args.reward_env, args.reward_memory_limit, _keys(args, names))
-
-
-def _keys(args: RewardFlags, names: Sequence[str]) -> list[str]:
+def server_keys(args: RewardFlags, names: Sequence[str]) -> list[str]:
     """Returns the variables with what the built-in rewards show to a server."""
     keys = [TOKEN_VARIABLE] if "api" in names else []
     if "judge" in names and (judge := getattr(args, "judge", None)) is not None:
@@ -50,7 +40,8 @@ def _keys(args: RewardFlags, names: Sequence[str]) -> list[str]:
 
 
 def load_rewards(args: RewardFlags, names: Sequence[str], load: Callable[[], object]) -> None:
-    """Builds the rewards of this process; what fails is kept and reported by `faults`."""
+    """Builds the rewards of this process, once `load` has registered what plugins have; what fails is kept and reported
+    by `faults`."""
     _rewards.clear()
     try:
         load()

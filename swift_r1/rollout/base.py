@@ -5,9 +5,8 @@ All methods are collective: every rank calls them, rank 0 passes and receives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,63 +19,37 @@ from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.wire.protocol import (
-    Completion,
-    FinishReason,
     RolloutBatch,
     RolloutOutput,
     RolloutRequest,
     RolloutResponse,
+    SamplingParams,
 )
 
 OnDone = Callable[[int], None]  # told how many more completions have ended
 OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
 
 
-FAILURES = ("exception", "exit", "timeout", "died", "memory", "silent", "result")
-"""Why an agent's episode has no valid reward: its class raised; its command ended with another code than 0; its
-deadline; its process was killed, or was over its memory limit; it made no call of the model that was answered; what it
-returned is no result."""
+class GroupRequest(NamedTuple):
+    """A prompt, and the request for the completions of its group.
 
+    Example: four completions of a row: `prompt.token_ids` (5, 6), `request.request_id` "run/0/3", `request.n` 4
+    """
 
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """One row of a batch: a prompt, and `T` tokens behind it."""
+    prompt: Prompt
+    request: RolloutRequest
 
-    prompt_token_ids: Sequence[int]
-    completion: Completion  # all `T`; those that the policy did not write have log-probs of 0
-    loss_mask: Sequence[bool]  # `T`, True where the policy wrote it and it is trained
-    turns: Sequence[int] = ()  # `T`, the number of the agent's turn that wrote it, -1 where none did; empty: not asked
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A prompt and what followed, one of its group: the policy's completion, several turns that a scheduler led, or an
-    agent's episode, whose calls may make several sequences, or none."""
-
-    request_id: str  # of the prompt, the same for its whole group
-    prompt: Prompt  # with the tokens of the first turn's prompt (an environment makes its own)
-    sequences: Sequence[TokenSequence]
-    turns: Sequence[Sequence[int]]  # the tokens of each turn of the policy
-    messages: list[dict[str, Any]]  # the whole conversation; of several sequences of an agent, the last one's
-    text: str  # what rewards see: the last turn, a response prefix included
-    finish_reason: FinishReason
-    infos: Mapping[str, Any] | None = None  # what scheduler or agent noted, `num_turns` at least; None without one
-    other_messages: Sequence[list[dict[str, Any]]] = ()  # of the sequences before, by their last call
-    failure: str | None = None  # of an agent's episode without a valid reward: one of `FAILURES`, and `: cause`
-
-    @property
-    def completions(self) -> list[Completion]:
-        return [one.completion for one in self.sequences]
-
-    @property
-    def turn_rewards(self) -> Sequence[float]:
-        """Returns the rewards that an agent gave its turns, if it did."""
-        return (self.infos or {}).get("turn_rewards") or ()
-
-    @property
-    def length(self) -> int:
-        """Counts the tokens, prompts aside."""
-        return sum(len(one.completion.token_ids) for one in self.sequences)
+    @classmethod
+    def of(cls, prompt: Prompt, request_id: str, seeds: Sequence[int], sampling: SamplingParams) -> GroupRequest:
+        """Makes the request for as many completions of a prompt as there are seeds."""
+        request = RolloutRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            n=len(seeds),
+            seeds=tuple(seeds),
+            sampling=sampling,
+        )
+        return cls(prompt, request)
 
 
 class TrainedPolicy(Protocol):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from swift_r1.rollout.base import OnDone, OnOutput
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
@@ -102,6 +103,29 @@ class OpenCalls:
         self._add(_OpenCall(again, call.name, times))
         return times
 
+    def wake(self) -> None:
+        """Has whoever answers look again."""
+        with self._lock:
+            self._notify()
+
     def _notify(self) -> None:
         if self._wake is not None:
             self._wake()
+
+
+def answers_of(
+    requests: Sequence[RolloutRequest],
+    answer: Callable[[OpenCalls], None],
+    on_done: OnDone,
+    on_output: OnOutput,
+) -> dict[str, RolloutOutput]:
+    """Returns what `answer` says to the requests, by their ids; each output is handed on as it comes."""
+    answers: dict[str, RolloutOutput] = {}
+
+    def answered(output: RolloutOutput) -> None:
+        answers[output.request_id] = output
+        on_done(len(output.completions))
+        on_output(output)
+
+    answer(OpenCalls(answered, requests=requests))
+    return answers

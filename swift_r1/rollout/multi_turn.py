@@ -1,34 +1,33 @@
-"""Answers prompts for the loop: in one turn, or in several that a scheduler leads."""
+"""Leads conversations with the model for the loop: of one turn, or of several that schedulers or agents decide on."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
-from swift_r1.data.prompts import Prompt, PromptEncoder
-from swift_r1.errors import RunFailed, describe
-from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
-from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rollout.base import Conversation, Generator, OnDone, TokenSequence, ignore_output
-from swift_r1.rollout.staleness import spans_of
-from swift_r1.rollout.transcript import TurnFault
-from swift_r1.rollout.turn_engine import Limits, OpenConversation, TurnEngine, playing
+from swift_r1.data.prompts import Prompt
+from swift_r1.rollout.base import Generator, GroupRequest, OnDone, ignore_output
+from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
+from swift_r1.rollout.transcript import Transcript
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.wire import protocol as wire
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
 
-T = TypeVar("T")
-_CLOSE_S = 1.0
+_CAUSES = 5  # of failures, that are printed after a round
+_QUOTED = re.compile(r"""'.*'|".*"|[0-9]+""")
 
-Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the requests for their completions
-OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
+Asked = Sequence[GroupRequest]
+OnGroup = Callable[[Sequence[Trajectory]], None]  # given the trajectories of a prompt, on rank 0; must not wait
 
 
 class ConversationDriver(Protocol):
@@ -39,26 +38,8 @@ class ConversationDriver(Protocol):
         pass None."""
 
 
-class Players(Protocol):
-    """Conversations that wait for turns of the model, on rank 0."""
-
-    def begin(self, asked: Asked) -> None:
-        """Starts the conversations of all requests."""
-
-    def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
-        """The turns that conversations wait for, once all wait or have ended; none when all have."""
-        ...
-
-    def answer(self, completions: Sequence[wire.Completion]) -> None:
-        """Continues the conversations that waited, in the order of `asked`."""
-
-    def take_ended(self) -> list[list[Conversation]]:
-        """The groups of conversations that have ended since the last call."""
-        ...
-
-
-class OneTurn:
-    """A conversation is what the engine answers."""
+class SingleTurn:
+    """Takes what the engine answers as the conversation."""
 
     def __init__(self, rollouts: Generator, decode: Callable[[Sequence[int]], str]) -> None:
         self.rollouts = rollouts
@@ -67,243 +48,320 @@ class OneTurn:
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         prompts = {request.request_id: prompt for prompt, request in asked or ()}
 
-        def answered(output: wire.RolloutOutput) -> None:
+        def answered(output: RolloutOutput) -> None:
             prompt = prompts[output.request_id]
-            on_group([self._conversation(output.request_id, prompt, one) for one in output.completions])
+            on_group([self._trajectory(output.request_id, prompt, one) for one in output.completions])
 
         self.rollouts.generate(None if asked is None else [request for _, request in asked], on_done, answered)
 
-    def _conversation(self, request_id: str, prompt: Prompt, completion: wire.Completion) -> Conversation:
+    def _trajectory(self, request_id: str, prompt: Prompt, completion: Completion) -> Trajectory:
         ids = completion.token_ids
         text = prompt.response_prefix + self.decode(ids)
         messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-        whole = TokenSequence(prompt.token_ids, completion, (True,) * len(ids))
-        return Conversation(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
+        whole = TokenSequence.of_completion(prompt.token_ids, completion)
+        return Trajectory(request_id, prompt, (whole,), (ids,), messages, text, completion.finish_reason)
 
 
-class MultiTurn:
-    """Schedulers or agents lead the conversations, all of a round together: a turn waits until every other conversation
-    waits too or has ended, then the turns of all are generated in one call of the engine, on all ranks. So batches, and
-    with seeds the tokens, do not depend on how long a scheduler takes. `stage` is on rank 0."""
+@dataclass(eq=False)
+class OpenConversation:
+    """A conversation under way, in the thread of its event loop. It is busy from `begin` on but while it waits for the
+    model.
 
-    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Players | None) -> None:
+    Attributes:
+        place: its number among those that were begun together.
+        prompt: the row's; a scheduler may begin with another one.
+        request: for its one completion, which says how turns are sampled.
+        transcript: the tokens of a scheduler's conversation, from its first turn on.
+        calls: turns of the model that were asked for and have no answer yet.
+        since: when it began to be busy or to wait, by the monotonic clock.
+    """
+
+    place: int
+    prompt: Prompt
+    request: RolloutRequest
+    owner: ConversationLoop
+    transcript: Transcript | None = None
+    calls: int = 0
+    since: float = 0.0
+    _busy_before: float = 0.0  # seconds
+
+    def begin(self) -> None:
+        self.since = time.monotonic()
+        self.owner.busy[self] = None
+
+    def ask(self, request: RolloutRequest) -> asyncio.Future[Completion]:
+        """Asks for a turn of the model. Who no longer wants it cancels the future."""
+        if self.calls == 0:
+            now = time.monotonic()
+            self._busy_before += now - self.since
+            self.since = now
+            self.owner.busy.pop(self, None)
+        self.calls += 1
+        return self.owner.ask(self, request)
+
+    def answered(self, over: bool) -> None:
+        """Notes that a turn is there, or is no longer wanted; a conversation that is `over` is busy no more."""
+        self.calls -= 1
+        if self.calls == 0:
+            self.since = time.monotonic()
+            if not over:
+                self.owner.busy[self] = None
+
+    def seconds(self) -> float:
+        """Returns how long it was busy so far."""
+        return self._busy_before + (0.0 if self.calls else time.monotonic() - self.since)
+
+
+class ConversationRunner(Protocol):
+    """Leads conversations of several turns, on rank 0, in an event loop of another thread."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    async def lead(self, conversation: OpenConversation) -> Trajectory:
+        """Begins a conversation, and returns it at its end. What it raises ends the run."""
+
+    def check(self, busy: Sequence[OpenConversation]) -> float:
+        """Looks for a conversation that hangs among the busy ones, which are in the order in which they became so.
+        Returns when to look again, by the monotonic clock. Called in the thread that waits. Raises RunFailed."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    """A turn of the model that has no answer yet."""
+
+    conversation: OpenConversation
+    request: RolloutRequest
+    future: asyncio.Future[Completion]
+
+    def place(self) -> tuple[int, Sequence[int], str]:
+        """Returns its place among the calls that are generated together. The seed follows from what a call says, the
+        number at the end of the id from when it came."""
+        return self.conversation.place, self.request.seeds or (), self.request.request_id
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """The conversations of a prompt."""
+
+    tasks: list[asyncio.Task[Trajectory]] = field(default_factory=list)
+    ended: int = 0
+
+
+class ConversationLoop:
+    """Runs the conversations of one `generate`, each a task of the runner's event loop. With `calls` each turn of the
+    model is put there as it is asked for. `busy` has the conversation first that is so for longest."""
+
+    def __init__(self, runner: ConversationRunner, asked: Asked, calls: OpenCalls | None = None) -> None:
+        self.busy: dict[OpenConversation, None] = {}
+        self._runner = runner
+        self._calls = calls
+        self._waiting: dict[str, _Call] = {}
+        self._tasks: list[asyncio.Task[Trajectory]] = []
+        self._changed = asyncio.Event()
+        self._count = sum(request.n for _, request in asked)
+        self._ended = 0
+        self._told = 0  # of those that have ended
+        self._ended_groups: deque[list[Trajectory]] = deque()
+        self._fault: BaseException | None = None
+        self._look_at = 0.0
+        runner.loop.call_soon_threadsafe(self._start, asked)
+
+    # In the thread that waits for the conversations
+
+    def settled(self) -> list[RolloutRequest]:
+        """Returns the turns that conversations wait for, once all wait or have ended; none when all have. Raises as
+        `hand_on`."""
+        settled = asyncio.run_coroutine_threadsafe(self._settled(), self._runner.loop)
+        while not settled.done():
+            self._check()
+            wait([settled], self._look_at - time.monotonic())
+        self._check()
+        return settled.result()
+
+    def answer(self, outputs: Sequence[RolloutOutput]) -> None:
+        """Continues the conversations that wait for these turns."""
+        self._runner.loop.call_soon_threadsafe(self._answer, outputs)
+
+    def hand_on(self, on_done: OnDone, on_group: OnGroup) -> bool:
+        """Gives away the groups that have ended since the last call, and returns whether all have. Raises what a
+        conversation raised, and RunFailed where one hangs."""
+        self._check()
+        ended = self._ended
+        if ended != self._told:
+            on_done(ended - self._told)
+        self._told = ended
+        while self._ended_groups:
+            on_group(self._ended_groups.popleft())
+        return ended == self._count
+
+    def end(self) -> None:
+        """Ends what still runs, soon; says why conversations failed where none does."""
+        if self._ended < self._count:
+            self._runner.loop.call_soon_threadsafe(self._cancel)
+        elif self._fault is None:
+            _report_failures([task.result().failure for task in self._tasks])
+
+    def _check(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if time.monotonic() >= self._look_at:
+            self._look_at = self._runner.check(list(self.busy))  # a copy: the other thread changes it
+
+    # In the event loop's thread
+
+    def ask(self, conversation: OpenConversation, request: RolloutRequest) -> asyncio.Future[Completion]:
+        future = self._runner.loop.create_future()
+        self._waiting[request.request_id] = _Call(conversation, request, future)
+        future.add_done_callback(lambda _future: self._take(request.request_id))  # it may be cancelled
+        self._changed.set()
+        if self._calls is not None:
+            self._calls.put(request)
+        return future
+
+    def _start(self, asked: Asked) -> None:
+        for prompt, request in asked:
+            group = _Group()
+            for index in range(request.n):
+                conversation = OpenConversation(len(self._tasks), prompt, _one_of(request, index), self)
+                task = self._runner.loop.create_task(self._runner.lead(conversation))
+                task.add_done_callback(partial(self._over, conversation, group))
+                group.tasks.append(task)
+                self._tasks.append(task)
+
+    def _over(self, conversation: OpenConversation, group: _Group, task: asyncio.Task[Trajectory]) -> None:
+        self.busy.pop(conversation, None)
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        self._fault = self._fault or fault
+        group.ended += 1
+        if self._fault is None and group.ended == len(group.tasks):
+            self._ended_groups.append([one.result() for one in group.tasks])
+        self._ended += 1  # at last: who sees that all are over takes all groups
+        self._changed.set()
+        if self._calls is not None:
+            self._calls.wake()
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _settled(self) -> list[RolloutRequest]:
+        while self.busy and self._fault is None:
+            self._changed.clear()
+            await self._changed.wait()
+        # The order in which they came must not matter.
+        waiting = sorted(self._waiting.values(), key=_Call.place)
+        return [call.request for call in waiting]
+
+    def _answer(self, outputs: Sequence[RolloutOutput]) -> None:
+        # All are busy before any goes on: one that hangs stops the event loop for all of them.
+        for output in outputs:
+            call = self._take(output.request_id)
+            if call is not None and not call.future.done():
+                call.future.set_result(output.completions[0])
+
+    def _take(self, name: str) -> _Call | None:
+        """Returns a call that waits no more; None where its conversation has given it up before."""
+        call = self._waiting.pop(name, None)
+        if call is not None:
+            call.conversation.answered(over=self._tasks[call.conversation.place].done())
+        return call
+
+
+class BatchedTurns:
+    """Generates the turns of all conversations in one call of the engine, on all ranks, once each conversation waits
+    for one or has ended. So batches, and with seeds the tokens, do not depend on how long a scheduler or an agent
+    takes. `runner` is on rank 0."""
+
+    def __init__(self, rollouts: Generator, ranks: Ranks, runner: ConversationRunner | None) -> None:
         self.rollouts = rollouts
         self.ranks = ranks
-        self.stage = stage
+        self.runner = runner
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
-        if self.stage is not None:
-            assert asked is not None
-            self.stage.begin(asked)
-        while True:
-            turns = None
-            if self.stage is not None:
-                with self.ranks.busy():
-                    turns = self.stage.asked(on_done)
-                for group in self.stage.take_ended():
-                    on_group(group)
-            count = self.ranks.broadcast(None if turns is None else [torch.tensor([len(turns)])])[0]
-            if not int(count):
-                return
-            outputs = self.rollouts.generate(turns, lambda _count: None, ignore_output)
-            if self.stage is not None:
-                assert outputs is not None
-                self.stage.answer([output.completions[0] for output in outputs])
-
-
-class Stage:
-    """Runs the scheduler `name` in an event loop of a thread, so that one that hangs is noticed, after `timeout`
-    seconds between two turns of the model, or since it last `worked` on what has a deadline of its own. With
-    `last_message_only` the last message is trained."""
-
-    def __init__(
-        self,
-        name: str,
-        timeout: float,
-        make_scheduler: Callable[[TurnEngine], RolloutScheduler],
-        encoder: PromptEncoder,
-        ends: tuple[int, ...],
-        limits: Limits,
-        last_message_only: bool = False,
-        worked: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self._name = name
-        self._timeout = timeout
-        self._worked = worked
-        self._last_message_only = last_message_only
-        self._tasks: dict[OpenConversation, asyncio.Task[Conversation]] = {}
-        self._groups: list[list[OpenConversation]] = []  # not yet taken
-        self._ended = 0
-        self._busy: set[OpenConversation] = set()  # neither waiting for a turn nor over
-        self._idle = asyncio.Event()  # none is busy
-        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._rests))
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True)
-        self._thread.start()
-
-    def begin(self, asked: Asked) -> None:
-        """Starts the conversations of all requests."""
-        self._groups = [
-            [OpenConversation(prompt, one_of(request, i)) for i in range(request.n)] for prompt, request in asked
-        ]
-        self._ended = 0
-        self._call(self._start([play for group in self._groups for play in group]))
-
-    def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
-        """The turns that conversations wait for, once all wait or have ended; none when all have. Raises RunFailed
-        where a scheduler failed, or was too slow."""
-        self._call(self._settle())
-        ended = sum(task.done() for task in self._tasks.values())
-        on_done(ended - self._ended)
-        self._ended = ended
-        return [play.asked for play in self._tasks if play.asked is not None]
-
-    def answer(self, completions: Sequence[wire.Completion]) -> None:
-        """Continues the conversations that waited, in the order of `asked`."""
-        waiting = [(play, play.answer) for play in self._tasks if play.answer is not None]
-
-        async def resume() -> None:
-            # Before any goes on: a scheduler that hangs stops the loop for all of them.
-            self._busy = {play for play, _ in waiting}
-            self._idle.clear()
-            for (_, answer), completion in zip(waiting, completions, strict=True):
-                answer.set_result(completion)
-
-        self._call(resume())
-
-    def take_ended(self) -> list[list[Conversation]]:
-        """The groups of conversations that have ended since the last call."""
-        groups = self._groups
-        self._groups = []
-        ended = []
-        for group in groups:
-            tasks = [self._tasks[play] for play in group]
-            if all(task.done() for task in tasks):
-                ended.append([task.result() for task in tasks])
-            else:
-                self._groups.append(group)
-        return ended
-
-    def close(self) -> None:
-        """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""
-        if self._loop.is_closed():
+        if self.runner is None:
+            while self._count(None):
+                self.rollouts.generate(None, on_done, ignore_output)
             return
-        ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        wait([ended], _CLOSE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
-        if ended.done() and not self._thread.is_alive():
-            self._loop.close()
-
-    # In the loop's thread
-
-    async def _start(self, plays: Sequence[OpenConversation]) -> None:
-        self._busy = set(plays)
-        self._idle.clear()
-        self._tasks = {play: asyncio.create_task(self._play(play)) for play in plays}
-        for play, task in self._tasks.items():
-            task.add_done_callback(partial(self._rests, play))
-
-    def _rests(self, play: OpenConversation, _task: asyncio.Task[Conversation] | None = None) -> None:
-        """Notes that a conversation waits for a turn, or is over."""
-        self._busy.discard(play)
-        if not self._busy:
-            self._idle.set()
-
-    async def _end(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def _settle(self) -> None:
-        while self._busy:
-            await self._idle.wait()
-
-    async def _play(self, play: OpenConversation) -> Conversation:
-        playing.set(play)
-        sampling = play.request.sampling
-        request = RolloutInferRequest(
-            messages=deepcopy([dict(message) for message in play.prompt.messages]),
-            data_dict=deepcopy(dict(play.prompt.columns)),
-            uuid=play.request.request_id,
-        )
-        config = RequestConfig(
-            max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=list(sampling.stop), logprobs=True
-        )
+        assert asked is not None
+        conversations = ConversationLoop(self.runner, asked)
         try:
-            output = await _run_of(self._scheduler)(request, config)
-        except SystemExit as error:  # it would end the thread that the run waits for
-            raise TurnFault(f"it left with SystemExit({error.code})") from error
-        return _conversation(play, output, self._last_message_only)
+            while True:
+                with self.ranks.busy():
+                    requests = conversations.settled()
+                conversations.hand_on(on_done, on_group)
+                if not self._count(requests):
+                    return
+                outputs = self.rollouts.generate(requests, lambda _count: None, ignore_output)
+                assert outputs is not None
+                on_done(0)
+                conversations.answer(outputs)
+        finally:
+            conversations.end()
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        begun = time.monotonic()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _count(self, requests: Sequence[RolloutRequest] | None) -> int:
+        """Returns how many turns rank 0 asks for, on every rank."""
+        return int(self.ranks.broadcast(None if requests is None else [torch.tensor([len(requests)])])[0])
+
+
+class Answerer(Protocol):
+    """Rollout servers, or the part of a pool that a prefetched round has."""
+
+    def answer(self, calls: OpenCalls | None) -> None:
+        """Answers each call as it comes, until they are closed. Collective; the other ranks pass None."""
+
+
+class ServedTurns:
+    """Asks rollout servers for each turn as it comes: a conversation goes on as soon as its own turn is there, however
+    long others take. `runner` is on rank 0."""
+
+    def __init__(self, rollouts: Answerer, runner: ConversationRunner | None) -> None:
+        self.rollouts = rollouts
+        self.runner = runner
+
+    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+        if self.runner is None:
+            self.rollouts.answer(None)
+            return
+        assert asked is not None
+
+        def look() -> None:
+            if conversations.hand_on(on_done, on_group):
+                calls.close()
+
+        def answered(output: RolloutOutput) -> None:
+            on_done(0)
+            conversations.answer([output])
+
+        calls = OpenCalls(answered, look)
+        conversations = ConversationLoop(self.runner, asked, calls)
         try:
-            while (left := max(begun, self._worked()) + self._timeout - time.monotonic()) > 0 and not future.done():
-                wait([future], left)
-            result = future.result(0)
-        except TimeoutError as error:
-            slow = [play.request.request_id for play in self._tasks if play in self._busy]
-            raise RunFailed(
-                f"--multi_turn_scheduler {self._name}: the next turn waits for {len(slow)} trajectories (the first is "
-                f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
-            ) from error
-        for play, task in self._tasks.items():
-            if task.done() and (failure := _failure(task)) is not None:
-                raise RunFailed(
-                    f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
-                ) from failure
-        return result
+            self.rollouts.answer(calls)
+        finally:
+            conversations.end()
 
 
-def one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
-    """The request for one of its completions."""
+def _one_of(request: RolloutRequest, index: int) -> RolloutRequest:
+    """Returns the request for one of its completions."""
     seeds = request.seeds and request.seeds[index : index + 1]
     return request.model_copy(update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds})
 
 
-def _failure(task: asyncio.Task[Any]) -> BaseException | None:
-    return asyncio.CancelledError("a task inside was cancelled") if task.cancelled() else task.exception()
+def _report_failures(outcomes: Sequence[str | None]) -> None:
+    """Logs one line for each cause of failure, the most frequent ones. Results that differ have one cause."""
+    logger = logging.getLogger("swift_r1.rollout.agents")
+    failures = [failure for failure in outcomes if failure is not None]
+    causes = Counter(map(_cause, failures))
+    for cause, count in causes.most_common(_CAUSES):
+        alike = Counter(failure for failure in failures if _cause(failure) == cause)
+        example = ", for example" if len(alike) > 1 else ""
+        logger.warning("%d of %d episodes have no reward%s: %s", count, len(outcomes), example, next(iter(alike)))
+    more = len(causes) - _CAUSES
+    if more > 0:
+        logger.warning("%d more causes are in completions.jsonl (failure)", more)
 
 
-def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
-    """A scheduler's `run`; ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
-    run = type(scheduler).run
-    theirs = run.__module__.startswith("swift.") and run.__qualname__ == "MultiTurnScheduler.run"
-    return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
-
-
-def _conversation(play: OpenConversation, output: Any, last_message_only: bool) -> Conversation:
-    """Raises TurnFault where the scheduler returned no rollout, or one with other tokens than the model's."""
-    transcript = play.transcript
-    if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
-        raise TurnFault(f"run gave {type(output).__name__}, not one RolloutOutput")
-    if transcript is None or not transcript.sampled_length:
-        raise TurnFault("the trajectory ended without a turn of the model")
-    transcript.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
-    end = transcript.sampled_length
-    first = transcript.last_message if last_message_only else 0
-    messages = output.messages or transcript.messages
-    is_text = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    spans = spans_of(transcript.versions[:end])
-    versions = [version for _, version in spans]
-    completion = wire.Completion(
-        token_ids=tuple(transcript.token_ids[:end]),
-        logprobs=tuple(transcript.logprobs[:end]),
-        finish_reason=play.finish_reason,
-        weight_version=min(versions),
-        newest_weight_version=max(versions) if len(spans) > 1 else None,
-        weight_versions=spans if len(spans) > 1 else None,
-    )
-    mask = tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end]))
-    return Conversation(
-        request_id=play.request.request_id.rpartition("/")[0],
-        prompt=play.prompt,
-        sequences=(TokenSequence(play.prompt.token_ids, completion, mask),),
-        turns=transcript.turn_token_ids,
-        messages=messages,
-        text=messages[-1]["content"] if is_text else transcript.text,
-        finish_reason=play.finish_reason,
-        infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
-    )
+def _cause(failure: str) -> str:
+    """Returns a failure without the result itself, of which each episode may have another."""
+    return _QUOTED.sub("", failure) if failure.startswith("result:") else failure

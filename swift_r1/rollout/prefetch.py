@@ -13,7 +13,7 @@ from swift_r1.flags import RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Spans, Stopwatch
 from swift_r1.rollout.base import Generator, OnDone, OnOutput
-from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
@@ -81,8 +81,7 @@ class Prefetcher:
         self._spans = spans or Spans()
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
-        # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
-        # last.
+        # These rounds take further prompts on their way, or are led by a scheduler: each waits for the end of the last.
         self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = {}
@@ -231,16 +230,9 @@ class PrefetchRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once; raises as `answer`."""
+        """Answers every request once; raises as `answer`."""
         assert requests is not None
-        answers: dict[str, RolloutOutput] = {}
-
-        def answered(output: RolloutOutput) -> None:
-            answers[output.request_id] = output
-            on_done(len(output.completions))
-            on_output(output)
-
-        self.answer(OpenCalls(answered, requests=requests))
+        answers = answers_of(requests, self.answer, on_done, on_output)
         return [answers[request.request_id] for request in requests]
 
     def answer(self, calls: OpenCalls | None) -> None:
@@ -249,7 +241,7 @@ class PrefetchRollouts:
         assert calls is not None
 
         def answered(output: RolloutOutput) -> None:
-            rounds = oldest_rounds(output.completions, self.pool.served)
+            rounds = oldest_rounds((one.weight_version for one in output.completions), self.pool.served)
             if rounds < self.oldest:
                 self.pool.count_stale()
                 times = calls.again(output.request_id)
@@ -310,14 +302,14 @@ class PrefetchedRounds:
         if prefetcher is None:
             return None
         scored = prefetcher.take(number)
-        completions = [one for item in scored.generated for one in item.conversation.completions]
-        rounds = oldest_rounds(completions, self.rollouts.served)
+        sequences = [sequence for trajectory in scored.generated for sequence in trajectory.sequences]
+        rounds = oldest_rounds((sequence.oldest_version for sequence in sequences), self.rollouts.served)
         allowed = sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(
                 f"round {number} has completions by weights of {rounds} rounds, older than --max_staleness {allowed}"
             )
-        scored.metrics.update(staleness_metrics(completions, number, self.rollouts.served))
+        scored.metrics.update(staleness_metrics(sequences, number, self.rollouts.served))
         return scored
 
     @property

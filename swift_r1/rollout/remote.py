@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.rollout.base import OnDone, OnOutput, TrainedPolicy, still_wanted
-from swift_r1.rollout.calls import OpenCalls
+from swift_r1.rollout.calls import OpenCalls, answers_of
 from swift_r1.rollout.pool.health import GatherAgain
 from swift_r1.rollout.pool.pool import ServerPool
 from swift_r1.rollout.staleness import ServedVersions
@@ -87,39 +88,35 @@ class ServerRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, whatever happens to the servers meanwhile; those that are `unwanted` with
+        """Answers every request once, whatever happens to the servers meanwhile; those that are `unwanted` with
         nothing."""
-        answers: dict[str, RolloutOutput] = {}
+        if requests is None:
+            self.answer(None)
+            return None
+        answers = answers_of(requests, self.answer, on_done, on_output)
+        nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=self.weight_version)
+        for request in requests:
+            if request.request_id not in answers:
+                output = RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n)
+                answers[request.request_id] = output
+                on_done(request.n)
+                on_output(output)
+        return [answers[request.request_id] for request in requests]
 
-        def answered(output: RolloutOutput) -> None:
-            answers[output.request_id] = output
-            on_done(len(output.completions))
-            on_output(output)
+    def answer(self, calls: OpenCalls | None) -> None:
+        """Answers every call once, as it comes, until they are closed, or completions are `unwanted`. Collective; the
+        other ranks pass None."""
 
         def look() -> None:
             if self.unwanted():
                 raise _Unwanted
-
-        calls = OpenCalls(answered, look, requests or ())
-
-        def ask(pool: ServerPool) -> None:
-            try:
-                pool.ask(calls, pool.served.current)
-            except _Unwanted:
-                nothing = Completion(token_ids=(), logprobs=(), finish_reason="length", weight_version=pool.version)
-                for request in requests or ():
-                    if request.request_id not in answers:
-                        answered(RolloutOutput(request_id=request.request_id, completions=(nothing,) * request.n))
-
-        self.attend(ask)
-        return None if requests is None else [answers[request.request_id] for request in requests]
-
-    def answer(self, calls: OpenCalls | None) -> None:
-        """Every call is answered once, as it comes, until they are closed. Collective; the other ranks pass None."""
+            assert calls is not None
+            calls.look()
 
         def ask(pool: ServerPool) -> None:
             assert calls is not None
-            pool.ask(calls, pool.served.current)
+            with suppress(_Unwanted):
+                pool.ask(calls, pool.served.current, look=look)
 
         self.attend(ask)
 
@@ -141,9 +138,9 @@ class ServerRollouts:
         self._gather()
         if self.pool is not None:
             self.pool.published()
-        returned = None if self.pool is None else [torch.tensor([int(self.pool.health.take_returned())])]
         # A server that came back is a new engine: this update of it is checked as the first one was.
-        self._updates = 1 if self.ranks.broadcast(returned)[0].item() else self._updates + 1
+        returned = self._on_all_ranks(lambda pool: (pool.health.take_returned(),))
+        self._updates = 1 if any(returned) else self._updates + 1
         # Nothing else tells whether the server's base weights are those that an adapter was trained on.
         if (self._updates == 1 and checks_first) or (self._check_steps and self._updates % self._check_steps == 0):
             self._check_weights()
@@ -162,7 +159,7 @@ class ServerRollouts:
         return taken if self.pool is None else taken | self.pool.take_metrics()
 
     def _gather(self) -> None:
-        """Gathers the weights for the servers, again where one has lost them meanwhile."""
+        """Gathers the weights and sends them to the servers, again where one has lost them meanwhile."""
         while not self._gather_once():
             pass
 
@@ -219,17 +216,24 @@ class ServerRollouts:
     def _measure_rounding(self) -> None:
         """Allows twice the difference that is there in 16 bits before the first update, while the servers still have
         what they have loaded: that of some models is above the usual one."""
-        known = None
-        if self.pool is not None:
-            as_loaded = self.pool.version == 0 and self.pool.first.broken is None  # an engine may sleep without weights
-            known = [torch.tensor([int(as_loaded and self._explained(self.pool) == TOLERANCE_16_BIT)])]
-        if self.ranks.broadcast(known)[0].item():
+
+        def rounds(pool: ServerPool) -> tuple[float]:
+            as_loaded = pool.version == 0 and pool.first.broken is None  # an engine may sleep without weights
+            return (as_loaded and self._explained(pool) == TOLERANCE_16_BIT,)
+
+        if any(self._on_all_ranks(rounds)):
             difference, allowed = self._difference()
             # Further apart they have not loaded the same.
             if allowed < 2 * difference <= TOLERANCE_FP8:
                 self._rounding = 2 * difference
                 if self.pool is not None:
                     logger.info("weight check: rounding is %.3g nats, twice that is allowed", difference)
+
+    def _on_all_ranks(self, of: Callable[[ServerPool], Sequence[float]]) -> list[float]:
+        """Returns on every rank what `of` returns for rank 0's pool, in float32."""
+        values = None if self.pool is None else [torch.tensor(of(self.pool), dtype=torch.float32)]
+        found: list[float] = self.ranks.broadcast(values)[0].tolist()
+        return found
 
     def _explained(self, pool: ServerPool) -> float:
         return explained_difference(str(self.backend.model.dtype).removeprefix("torch."), pool.first.dtype)
@@ -266,15 +270,15 @@ class ServerRollouts:
         sequences = probe_sequences(model.config)
         own = own_logprobs(self.backend, sequences, self.ranks.device)
         self.before_scoring()
-        found = None
+        differences: list[float] = []
 
         def compare(pool: ServerPool) -> None:
-            nonlocal found
-            difference = pool.largest_difference(sequences, lambda rows: mean_difference(rows, own))
-            found = [torch.tensor([difference, max(self._explained(pool), self._rounding)], dtype=torch.float32)]
+            differences.append(pool.largest_difference(sequences, lambda rows: mean_difference(rows, own)))
 
         self.attend(compare)
-        difference, allowed = self.ranks.broadcast(found)[0].tolist()
+        difference, allowed = self._on_all_ranks(
+            lambda pool: (differences[-1], max(self._explained(pool), self._rounding))
+        )
         return (difference if math.isfinite(difference) else math.inf), allowed
 
 

@@ -15,12 +15,13 @@ from swift_r1.errors import RunFailed
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.record.recorder import Recorder
 from swift_r1.record.spans import Stopwatch
-from swift_r1.rollout.base import Conversation, OnDone, Rollouts
-from swift_r1.rollout.multi_turn import Asked, ConversationDriver
+from swift_r1.rollout.base import GroupRequest, OnDone, Rollouts
+from swift_r1.rollout.multi_turn import ConversationDriver
 from swift_r1.rollout.prompts import Prompts
 from swift_r1.rollout.scoring import OpenRewards, ScoredRound, Scoring
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
+from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 
 @dataclass(frozen=True)
@@ -86,28 +87,19 @@ class RoundSampler:
         that."""
         with self.ranks.busy():  # streamed ones may come from far away
             prompts = self.prompts.take(count, number) if self.prompts is not None else []
-        asked = [
-            (
-                prompt,
-                RolloutRequest(
-                    request_id=f"{self.run_id}/{number}/{position}",
-                    prompt_token_ids=prompt.token_ids,
-                    n=self.plan.num_generations,
-                    seeds=tuple(
-                        completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
-                        for index in range(self.plan.num_generations)
-                    ),
-                    sampling=self.sampling,
-                ),
-            )
-            for position, prompt in enumerate(prompts, start=first)
-        ]
+        groups = []
+        for position, prompt in enumerate(prompts, start=first):
+            seeds = [
+                completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
+                for index in range(self.plan.num_generations)
+            ]
+            groups.append(GroupRequest.of(prompt, f"{self.run_id}/{number}/{position}", seeds, self.sampling))
         self.recorder.phase("generating", count * self.plan.num_generations)
         self.progress("generation")
         compose = from_flags(Composition, self.args)
         waits = self.args.use_vllm and self.prompts is None  # rank 0 alone asks a server
         with self.stopwatch.timed("generate", "wait" if waits else None):
-            scoring = self.generate(asked, count, count, self.open_rewards, compose, step, first)
+            scoring = self.generate(groups, count, count, self.open_rewards, compose, step, first)
         self.recorder.phase_end()
         if scoring is None:
             return None
@@ -117,7 +109,7 @@ class RoundSampler:
 
     def generate(
         self,
-        asked: Asked,
+        groups: Sequence[GroupRequest],
         count: int,
         at_once: int,
         open_rewards: OpenRewards | None,
@@ -132,17 +124,22 @@ class RoundSampler:
         scoring = None
         if open_rewards is not None:
             state = {"global_step": step, "max_steps": self.plan.total_steps}
-            prompts = [one for one, _ in asked]
-            request_ids = [request.request_id for _, request in asked]
-            how = (open_rewards, compose, state, first_group, self.args.counts_by_turns)
-            scoring = Scoring(prompts, request_ids, *how)
+            scoring = Scoring(
+                [group.prompt for group in groups],
+                [group.request.request_id for group in groups],
+                open_rewards,
+                compose,
+                state,
+                first_group,
+                self.args.counts_by_turns,
+            )
 
-        def add(group: Sequence[Conversation]) -> None:
+        def add(group: Sequence[Trajectory]) -> None:
             if scoring is not None and not self.rollouts.unwanted():
                 scoring.add(group)
 
         for start in range(0, count, at_once):
-            part = None if scoring is None else asked[start : start + at_once]
+            part = None if scoring is None else groups[start : start + at_once]
             self.turns.generate(part, self.on_done, add)
             look()
         return scoring
@@ -160,17 +157,17 @@ class RoundSampler:
 def silent_groups(scored: ScoredRound, num_generations: int, per_turn: bool = False) -> list[int]:
     """Places of the groups that teach nothing: `groups_without_signal`, and `per_turn` those alone of whose valid
     episodes all rewards of turns are equal too."""
-    rewards = torch.tensor([item.objective for item in scored.trained])
+    rewards = torch.tensor([trajectory.objective for trajectory in scored.trained])
     silent: list[int] = groups_without_signal(rewards, num_generations).nonzero().flatten().tolist()
     if not per_turn:
         return silent
-    valid = [[] if math.isnan(one.objective) else one.conversation.turn_rewards for one in scored.trained]
+    valid = [[] if math.isnan(one.objective) else one.turn_rewards for one in scored.trained]
     ends = {place: (place * num_generations, (place + 1) * num_generations) for place in silent}
     return [place for place, (first, end) in ends.items() if len(set(chain.from_iterable(valid[first:end]))) < 2]
 
 
 def _check_episodes(scored: ScoredRound) -> None:
     """Raises RunFailed where no episode of an agent came to a result."""
-    failures = [item.conversation.failure for item in scored.generated]
+    failures = [trajectory.failure for trajectory in scored.generated]
     if failures[0] is not None and all(failure is not None for failure in failures):
         raise RunFailed(f"all {len(failures)} episodes of the round failed, the first one: {failures[0]}")

@@ -20,7 +20,7 @@ from swift_r1.data.sampler import Outcome
 from swift_r1.record.recorded import FIELDS
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
-from swift_r1.rollout.base import FAILURES, Conversation
+from swift_r1.rollout.trajectory import FAILURES, Trajectory
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
 N = 8  # tokens of an n-gram
@@ -28,43 +28,30 @@ _POWERS = np.uint64(0x9E3779B97F4A7C15) ** np.arange(N, dtype=np.uint64)  # odd,
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredCompletion:
-    """A conversation with its rewards."""
-
-    conversation: Conversation
-    group: int  # number of its prompt within the round; those of resampled prompts follow the first ones
-    number: int  # its place in the group
-    rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
-    reward: float  # their weighted sum; NaN where no advantage can be computed from it
-    objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
-    outcome: float  # the objective without what the rewards of turns add by themselves
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredRound:
-    """All completions that were generated for a round; `calls` are what the reward functions were given and answered,
-    for each time that prompts were sampled."""
+    """Holds all completions that were generated for a round; `calls` are what the reward functions were given and
+    answered, for each time that prompts were sampled."""
 
-    trained: Sequence[ScoredCompletion]  # whole groups, one after another
+    trained: Sequence[Trajectory]  # whole groups, one after another
     calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
-    dropped: Sequence[ScoredCompletion] = ()  # of groups without signal that others have replaced (`--dynamic_sample`)
+    dropped: Sequence[Trajectory] = ()  # of groups without signal that others have replaced (`--dynamic_sample`)
     metrics: dict[str, float] = field(default_factory=dict)  # more to log of the round
 
     @property
-    def generated(self) -> list[ScoredCompletion]:
+    def generated(self) -> list[Trajectory]:
         return [*self.trained, *self.dropped]
 
     @property
     def no_reward(self) -> str | None:
-        """Why no completion has a reward; None where one has."""
+        """Says why no completion has a reward; None where one has."""
         if not all(math.isnan(item.reward) for item in self.generated):
             return None
-        failures = [item.conversation.failure for item in self.generated if item.conversation.failure is not None]
+        failures = [trajectory.failure for trajectory in self.generated if trajectory.failure is not None]
         invalid = [f"reward {one.name}: {one.invalid[0].cause}" for one in self.columns() if one.invalid]
         return next(chain(failures, invalid), "each reward function returned None for all of them")
 
     def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
-        """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
+        """Returns the round with groups of `fresh` (of `size` completions each) in the place of those at `places`."""
         trained = list(self.trained)
         dropped = list(self.dropped)
         for number, place in enumerate(places):
@@ -73,8 +60,17 @@ class ScoredRound:
             trained[group] = fresh.trained[number * size : (number + 1) * size]
         return replace(self, trained=trained, dropped=dropped, calls=[*self.calls, *fresh.calls])
 
+    def with_advantages(self, advantages: Sequence[float], entropies: Sequence[float] | None) -> ScoredRound:
+        """Returns the round with the advantage of each trained completion, and its entropy where that is logged."""
+        of_trained = [None] * len(advantages) if entropies is None else entropies
+        trained = [
+            replace(trajectory, advantage=advantage, entropy=entropy)
+            for trajectory, advantage, entropy in zip(self.trained, advantages, of_trained, strict=True)
+        ]
+        return replace(self, trained=trained)
+
     def columns(self) -> list[RewardColumn]:
-        """Each function's answers to several calls as if they had been one."""
+        """Returns each function's answers to several calls as if they had been one."""
         return [
             column_of(answers[0].name, answers, sum(column.seconds for column in answers))
             for answers in zip(*(columns for _, columns in self.calls), strict=True)
@@ -104,9 +100,9 @@ class Scoring:
             raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
         self._names = sorted({name for prompt in prompts for name in prompt.columns})
         self._batch = open_rewards(trainer_state)
-        self._groups: dict[int, Sequence[Conversation]] = {}
+        self._groups: dict[int, Sequence[Trajectory]] = {}
 
-    def add(self, group: Sequence[Conversation]) -> None:
+    def add(self, group: Sequence[Trajectory]) -> None:
         """Takes all conversations of one prompt; does not wait for their rewards."""
         place = self._places[group[0].request_id]
         self._groups[place] = group
@@ -117,34 +113,31 @@ class Scoring:
         if len(self._groups) != len(self._places):
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
-        flat = [one for place in sorted(self._groups) for one in self._groups[place]]
-        failed = {place for place, one in enumerate(flat) if one.failure is not None}
+        trajectories = [
+            replace(trajectory, group=self._first + place, number=number)
+            for place in sorted(self._groups)
+            for number, trajectory in enumerate(self._groups[place])
+        ]
+        failed = {place for place, trajectory in enumerate(trajectories) if trajectory.failure is not None}
         columns = [_without(column, failed) for column in columns] if failed else columns
         more = batch.columns["is_truncated"], batch.group_size
         totals = self._compose([column.values for column in columns], *more)
         outcomes = totals.objectives
         if self._by_turns:
             outcomes = self._compose([_without_turns(column) for column in columns], *more).objectives
-        ended = [
-            (conversation, self._first + place, number)
-            for place in sorted(self._groups)
-            for number, conversation in enumerate(self._groups[place])
-        ]
         scored = [
-            ScoredCompletion(
-                conversation=conversation,
-                group=group,
-                number=number,
-                rewards={column.name: column.values[i] for column in columns},
-                reward=math.nan if i in failed else totals.rewards[i],
-                objective=math.nan if i in failed else totals.objectives[i],
-                outcome=math.nan if i in failed else outcomes[i],
+            replace(
+                trajectory,
+                rewards={column.name: column.values[place] for column in columns},
+                reward=math.nan if place in failed else totals.rewards[place],
+                objective=math.nan if place in failed else totals.objectives[place],
+                outcome=math.nan if place in failed else outcomes[place],
             )
-            for i, (conversation, group, number) in enumerate(ended)
+            for place, trajectory in enumerate(trajectories)
         ]
         return ScoredRound(scored, [(batch, columns)])
 
-    def _reward_batch(self, group: Sequence[Conversation]) -> RewardBatch:
+    def _reward_batch(self, group: Sequence[Trajectory]) -> RewardBatch:
         turns = [list(map(list, one.turns)) for one in group]
         scheduled = group[0].infos is not None
         more: dict[str, Any] = {"rollout_infos": [one.infos for one in group]} if scheduled else {}
@@ -172,44 +165,43 @@ def _without(column: RewardColumn, failed: Collection[int]) -> RewardColumn:
 
 
 def _without_turns(column: RewardColumn) -> list[float | None]:
-    """The values of a function, 0 for those that are sums of their turns' rewards."""
+    """Returns the values of a function, 0 for those that are sums of their turns' rewards."""
     factor = 0.0 if column.name == "agent_reward" else 1.0
     return [None if value is None else factor * value for value in column.values]
 
 
-def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
-    """Returns what became of each group of a round, also of those that others have replaced; `advantages` are of
-    `scored.trained`, `step` is the first optimizer step on them."""
-    total = math.fsum(map(abs, advantages)) or 1.0
-    shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
-    groups = groupby(zip(scored.generated, shares, strict=True), key=lambda one: one[0].group)
-    return [_outcome(list(group), step) for _, group in groups]
+def outcomes_of(scored: ScoredRound, step: int) -> list[Outcome]:
+    """Returns what became of each group of a round, also of those that others have replaced; `step` is the first
+    optimizer step on them."""
+    total = math.fsum(abs(trajectory.advantage or 0.0) for trajectory in scored.trained) or 1.0
+    groups = groupby(scored.generated, key=lambda trajectory: trajectory.group)
+    return [_outcome(list(group), step, total) for _, group in groups]
 
 
-def _outcome(group: Sequence[tuple[ScoredCompletion, float]], step: int) -> Outcome:
-    completions = [one for one, _ in group]
-    valid = [one.reward for one in completions if not math.isnan(one.reward)]
-    objectives = {one.objective for one in completions if not math.isnan(one.objective)}
-    judged = [next(iter(one.rewards.values())) for one in completions]
+def _outcome(group: Sequence[Trajectory], step: int, total: float) -> Outcome:
+    """Returns what became of a group of a round whose absolute advantages sum to `total`."""
+    valid = [trajectory.reward for trajectory in group if not math.isnan(trajectory.reward)]
+    objectives = {trajectory.objective for trajectory in group if not math.isnan(trajectory.objective)}
+    judged = [next(iter(trajectory.rewards.values())) for trajectory in group]
     return Outcome(
-        row=completions[0].conversation.prompt.row,
+        row=group[0].prompt.row,
         step=step,
         reward=mean(valid) if valid else None,
         pass_rate=mean([float(value is not None and value >= RIGHT) for value in judged]),
         has_signal=len(objectives) > 1,
-        gradient_share=math.fsum(share for _, share in group),
+        gradient_share=math.fsum(abs(trajectory.advantage or 0.0) / total for trajectory in group),
     )
 
 
-def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
-    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
+def reward_metrics(scored: Sequence[Trajectory], columns: Sequence[RewardColumn]) -> dict[str, float]:
+    """Returns `reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
     `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
     (in all and by kind) and seconds."""
     groups: dict[int, list[float]] = {}
-    for item in scored:
-        groups.setdefault(item.group, [])
-        if not math.isnan(item.reward):
-            groups[item.group].append(item.reward)
+    for trajectory in scored:
+        of_group = groups.setdefault(trajectory.group, [])
+        if not math.isnan(trajectory.reward):
+            of_group.append(trajectory.reward)
     metrics = group_statistics(list(groups.values()))
     for column in columns:
         known = [value for value in column.values if value is not None and not math.isnan(value)]
@@ -222,52 +214,45 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
     return metrics
 
 
-def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
-    """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
+def completion_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
     tokens."""
-    conversations = [item.conversation for item in scored]
-    lengths = [one.length for one in conversations]
-    several = {}
-    if conversations[0].infos is not None:
-        turns = [len(one.turns) for one in conversations]
-        several = {
-            "multi_turn/mean_turns": mean(turns),
-            "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(own.loss_mask) for one in conversations for own in one.sequences)
-            / max(1, sum(lengths)),
-        }
-    return (
-        several
-        | tool_metrics(conversations)
-        | agent_metrics(conversations)
-        | {
-            "completions/mean_length": mean(lengths),
-            "completions/max_length": float(max(lengths)),
-            "completions/clipped_ratio": mean([float(one.finish_reason == "length") for one in conversations]),
-        }
-    )
+    metrics: dict[str, float] = {}
+    lengths = [trajectory.length for trajectory in scored]
+    if scored[0].infos is not None:
+        turns = [len(trajectory.turns) for trajectory in scored]
+        masks = [sequence.loss_mask for trajectory in scored for sequence in trajectory.sequences]
+        metrics["multi_turn/mean_turns"] = mean(turns)
+        metrics["multi_turn/max_turns"] = float(max(turns))
+        metrics["multi_turn/trained_tokens"] = sum(map(sum, masks)) / max(1, sum(lengths))
+    metrics |= tool_metrics(scored)
+    metrics |= agent_metrics(scored)
+    metrics["completions/mean_length"] = mean(lengths)
+    metrics["completions/max_length"] = float(max(lengths))
+    metrics["completions/clipped_ratio"] = mean([float(trajectory.finish_reason == "length") for trajectory in scored])
+    return metrics
 
 
-def made_calls(conversation: Conversation) -> list[dict[str, Any]] | None:
+def made_calls(trajectory: Trajectory) -> list[dict[str, Any]] | None:
     """Returns the calls of `tool_scheduler`; another scheduler may note anything under that name."""
-    calls = (conversation.infos or {}).get("tool_calls")
+    calls = (trajectory.infos or {}).get("tool_calls")
     own = isinstance(calls, list) and all(isinstance(one, dict) and "outcome" in one for one in calls)
     return calls if own else None
 
 
-def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
+def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns metrics of the model's calls: under `tools/<name>/` calls, and those that gave an error, ran out of time
     or were cut, and the seconds of all; `tools/unknown_calls` are of names that are no tools, `tools/unread_calls`
     turns with a call that could not be read."""
-    found = [calls for one in conversations if (calls := made_calls(one)) is not None]
-    if not found:
+    of_each = [made_calls(trajectory) for trajectory in trajectories]
+    if all(calls is None for calls in of_each):
         return {}
-    made = [call for calls in found for call in calls]
-    metrics = {
-        f"tools/{kind}_calls": float(sum(call["outcome"] == kind for call in made)) for kind in ("unknown", "unread")
-    }
-    made = [call for call in made if call["outcome"] not in ("unknown", "unread")]
-    described = {tool["function"]["name"] for one in conversations for tool in one.prompt.tools}
+    every = [call for calls in of_each for call in calls or ()]
+    metrics = {}
+    for kind in ("unknown", "unread"):
+        metrics[f"tools/{kind}_calls"] = float(sum(call["outcome"] == kind for call in every))
+    made = [call for call in every if call["outcome"] not in ("unknown", "unread")]
+    described = {tool["function"]["name"] for trajectory in trajectories for tool in trajectory.prompt.tools}
     for name in sorted(described | {call["name"] for call in made}):
         own = [call for call in made if call["name"] == name]
         outcomes = Counter(call["outcome"] for call in own)
@@ -281,111 +266,125 @@ def tool_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
     return metrics
 
 
-def agent_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
-    """Under `agent/`: failed episodes by kind, those that ran into a limit, and means of their sequences and seconds
-    (without those of the model); calls that asked for other sampling, those that were forced, and by kind those that
-    extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
-    about = [one.infos["agent"] for one in conversations if one.infos is not None and "agent" in one.infos]
-    if not about:
+def agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns, under `agent/`, failed episodes by kind, those that ran into a limit, and means of their sequences and
+    seconds (without those of the model); calls that asked for other sampling, those that were forced, and by kind those
+    that extend no earlier one; means of the numbers that agents returned. Nothing without an agent."""
+    noted = [trajectory.infos or {} for trajectory in trajectories]
+    episodes = [infos["agent"] for infos in noted if "agent" in infos]
+    if not episodes:
         return {}
     returned: dict[str, list[float]] = defaultdict(list)
-    for one in conversations:
-        for name, value in (one.infos or {}).items():
+    for infos in noted:
+        for name, value in infos.items():
             if isinstance(value, int | float) and name not in ("reward", "num_turns"):
                 returned[name].append(value)
-    failed = Counter(one.failure.partition(":")[0] for one in conversations if one.failure is not None)
-    kinds: Counter[str] = sum((Counter(one["kinds"]) for one in about), Counter())
-    return {
-        "agent/failed": float(failed.total()),
-        **{f"agent/{kind}": float(failed[kind]) for kind in FAILURES},
-        "agent/limited": float(sum(one["limited"] for one in about)),
-        "agent/sequences": sum(len(one.sequences) for one in conversations) / len(about),
-        "agent/seconds": sum(one["seconds"] for one in about) / len(about),
-        "agent/overruled": float(sum(one["overruled"] for one in about)),
-        "agent/constrained": float(sum(one["constrained"] for one in about)),
-        **{f"agent/calls/{kind}": float(count) for kind, count in sorted(kinds.items()) if kind != "extends"},
-        **{f"agent/returned/{name}": sum(values) / len(values) for name, values in sorted(returned.items())},
-    }
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    failed = Counter(failure.partition(":")[0] for failure in failures)
+    metrics = {"agent/failed": float(len(failures))}
+    for kind in FAILURES:
+        metrics[f"agent/{kind}"] = float(failed[kind])
+    metrics["agent/limited"] = float(sum(episode["limited"] for episode in episodes))
+    metrics["agent/sequences"] = sum(len(trajectory.sequences) for trajectory in trajectories) / len(episodes)
+    metrics["agent/seconds"] = sum(episode["seconds"] for episode in episodes) / len(episodes)
+    for name in ("overruled", "constrained"):
+        metrics[f"agent/{name}"] = float(sum(episode[name] for episode in episodes))
+    calls: Counter[str] = Counter()
+    for episode in episodes:
+        calls += Counter(episode["kinds"])
+    for kind, count in sorted(calls.items()):
+        if kind != "extends":
+            metrics[f"agent/calls/{kind}"] = float(count)
+    for name, values in sorted(returned.items()):
+        metrics[f"agent/returned/{name}"] = sum(values) / len(values)
+    return metrics
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
     """Returns what to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
-    metrics |= text_metrics([item.conversation for item in everything])
-    versions = [one.weight_version for item in everything for one in item.conversation.completions]
+    metrics |= text_metrics(everything)
+    versions = [sequence.oldest_version for trajectory in everything for sequence in trajectory.sequences]
     metrics["rollout/weight_version"] = float(min(versions))
     return metrics | scored.metrics
 
 
-def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
-    """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
-    which is the end of `prompt` too."""
-    conversation = item.conversation
-    completions = item.conversation.completions
-    newest = [one.newest_weight_version or one.weight_version for one in completions]
+def completion_row(trajectory: Trajectory, step: int, dropped: bool = False) -> dict[str, Any]:
+    """Returns the line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix
+    included, which is the end of `prompt` too."""
+    sequences = trajectory.sequences
+    oldest = min((sequence.oldest_version for sequence in sequences), default=None)
+    newest = max((sequence.newest_version for sequence in sequences), default=None)
     row: dict[str, Any] = {
         "step": step,
-        "prompt_id": conversation.prompt.prompt_id,
-        "request_id": conversation.request_id,
-        "group": item.group,
-        "number": item.number,
-        "prompt": conversation.prompt.text,
-        "completion": conversation.text,
-        **{f"rewards/{name}": value for name, value in item.rewards.items()},
-        "reward": item.reward,
-        "advantage": advantage,
-        "tokens": conversation.length,
-        "finish_reason": conversation.finish_reason,
-        "weight_version": min((one.weight_version for one in completions), default=None),
+        "prompt_id": trajectory.prompt.prompt_id,
+        "request_id": trajectory.request_id,
+        "group": trajectory.group,
+        "number": trajectory.number,
+        "prompt": trajectory.prompt.text,
+        "completion": trajectory.text,
+        **{f"rewards/{name}": value for name, value in trajectory.rewards.items()},
+        "reward": trajectory.reward,
+        "advantage": trajectory.advantage,
+        "tokens": trajectory.length,
+        "finish_reason": trajectory.finish_reason,
+        "weight_version": oldest,
     }
-    if completions and max(newest) != row["weight_version"]:  # which is the oldest of several that wrote it
-        row["newest_weight_version"] = max(newest)
-        if len(completions) == 1 and completions[0].weight_versions:
-            row["weight_versions"] = completions[0].weight_versions
-    if len(completions) != 1:
-        row["sequences"] = len(completions)
-    invalid = [name for name, value in item.rewards.items() if value is not None and math.isnan(value)]
+    if newest != oldest:
+        row["newest_weight_version"] = newest
+        if len(sequences) == 1 and len(sequences[0].versions) > 1:
+            row["weight_versions"] = sequences[0].versions
+    if len(sequences) != 1:
+        row["sequences"] = len(sequences)
+    invalid = [name for name, value in trajectory.rewards.items() if value is not None and math.isnan(value)]
     if invalid:
         row["invalid"] = invalid
-    if conversation.failure is not None:
-        row["failure"] = conversation.failure
-    if conversation.infos is not None:
-        row |= {"turns": len(conversation.turns), "messages": conversation.messages}
-        row |= {"other_messages": conversation.other_messages} if conversation.other_messages else {}
-        calls = made_calls(conversation)
+    if trajectory.failure is not None:
+        row["failure"] = trajectory.failure
+    if trajectory.infos is not None:
+        row |= {"turns": len(trajectory.turns), "messages": trajectory.messages}
+        row |= {"other_messages": trajectory.other_messages} if trajectory.other_messages else {}
+        calls = made_calls(trajectory)
         if calls is not None:  # without what a repeated run has otherwise
             row["tool_calls"] = [{key: value for key, value in call.items() if key != "seconds"} for call in calls]
     if dropped:
         row["dropped"] = True
     # A column of the data may have the name of a field, also of one that this line lacks: they are told apart.
-    columns = conversation.prompt.columns.items()
-    return row | {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+    columns = trajectory.prompt.columns.items()
+    row |= {f"columns/{name}" if name in row or name in FIELDS else name: value for name, value in columns}
+    return row if trajectory.entropy is None else row | {"entropy": trajectory.entropy}
 
 
-def text_metrics(conversations: Sequence[Conversation]) -> dict[str, float]:
-    """`completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all of them
-    together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of scripts
-    that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
-    ngrams = repeats = letters = foreign = 0
-    prompts = {one.request_id: one.prompt for one in conversations}
+def text_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns `completions/repetition`: the share of n-grams of 8 tokens that were in their completion before, of all
+    of them together; left out where completions are shorter. `completions/foreign_letters`: the share of letters of
+    scripts that are not in the prompt. `prompts/repeated`: the share of prompts that came before in the round."""
+    ngrams = 0
+    repeats = 0
+    letters = 0
+    foreign = 0
+    prompts = {trajectory.request_id: trajectory.prompt for trajectory in trajectories}
     scripts = {request_id: letter_counts(prompt.text).keys() for request_id, prompt in prompts.items()}
-    for one in conversations:
-        for completion in one.completions:
-            found, again = repeated_ngrams(completion.token_ids)
-            ngrams = ngrams + found
-            repeats = repeats + again
-        for script, count in letter_counts(one.text).items():
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            found, again = repeated_ngrams(sequence.token_ids)
+            ngrams += found
+            repeats += again
+        for script, count in letter_counts(trajectory.text).items():
             letters += count
-            foreign += count * (script not in scripts[one.request_id])
+            foreign += count * (script not in scripts[trajectory.request_id])
     different = len({prompt.token_ids for prompt in prompts.values()})
     metrics = {"prompts/repeated": 1 - different / len(prompts)}
-    metrics |= {"completions/repetition": repeats / ngrams} if ngrams else {}
-    return metrics | ({"completions/foreign_letters": foreign / letters} if letters else {})
+    if ngrams:
+        metrics["completions/repetition"] = repeats / ngrams
+    if letters:
+        metrics["completions/foreign_letters"] = foreign / letters
+    return metrics
 
 
 def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
-    """How many n-grams a completion has, and how many of them came before in it; told apart by a 64-bit hash."""
+    """Returns how many n-grams a completion has, and how many of them came before in it, by a 64-bit hash."""
     count = len(token_ids) - N + 1
     if count < 2:
         return max(count, 0), 0
@@ -395,7 +394,7 @@ def repeated_ngrams(token_ids: Sequence[int]) -> tuple[int, int]:
 
 
 def letter_counts(text: str) -> Counter[str]:
-    """Letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
+    """Counts letters by script (the first word of Unicode's names: LATIN, CJK, CYRILLIC)."""
     counts: Counter[str] = Counter()
     for letter, count in Counter(text).items():
         if letter.isalpha():

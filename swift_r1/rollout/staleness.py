@@ -5,9 +5,9 @@ Version numbers do not tell: a server counts them over all runs, and a repair pu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from swift_r1.wire.protocol import Completion
+from swift_r1.rollout.trajectory import TokenSequence
 
 
 class ServedVersions:
@@ -40,45 +40,17 @@ class ServedVersions:
         return version in self._rounds_of
 
 
-def oldest_rounds(completions: Sequence[Completion], served: ServedVersions) -> int:
-    """Rounds behind the oldest weights that wrote any token of the completions."""
-    return min(served.rounds_of(one.weight_version) for one in completions)
+def oldest_rounds(versions: Iterable[int], served: ServedVersions) -> int:
+    """Returns the rounds behind the oldest weights of these versions."""
+    return min(map(served.rounds_of, versions))
 
 
-def staleness_metrics(completions: Sequence[Completion], trained: int, served: ServedVersions) -> dict[str, float]:
-    """`rollout/staleness/mean` over tokens and `rollout/staleness/max`, against weights with `trained` rounds behind.
-
-    Tokens of a completion of several versions count as its oldest where the engine does not tell which wrote which.
-    """
-    ages = [trained - served.rounds_of(version) for one in completions for version in versions_of_tokens(one)]
+def staleness_metrics(sequences: Sequence[TokenSequence], trained: int, served: ServedVersions) -> dict[str, float]:
+    """Returns `rollout/staleness/mean` over tokens and `rollout/staleness/max`, against weights with `trained` rounds
+    behind. Where the engine does not tell which of several versions wrote a token, it counts as the oldest's."""
+    ages = [trained - served.rounds_of(version) for sequence in sequences for version in sequence.versions_of_tokens()]
+    oldest = oldest_rounds((sequence.oldest_version for sequence in sequences), served)
     return {
         "rollout/staleness/mean": sum(ages) / len(ages) if ages else 0.0,
-        "rollout/staleness/max": float(trained - oldest_rounds(completions, served)),
+        "rollout/staleness/max": float(trained - oldest),
     }
-
-
-def versions_of_tokens(completion: Completion) -> list[int]:
-    """Returns the version of the weights that wrote each token."""
-    return spread(stretches(completion), len(completion.token_ids))
-
-
-def stretches(completion: Completion) -> tuple[tuple[int, int], ...]:
-    """`(first token, version)` of what the same weights wrote; of the oldest for all where the engine does not tell."""
-    return completion.weight_versions or ((0, completion.weight_version),)
-
-
-def spread(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """The version of each of `length` tokens."""
-    versions: list[int] = []
-    for start, version in reversed(stretches):
-        versions = [version] * (length - len(versions) - start) + versions
-    return versions
-
-
-def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
-    """`(first token, version)` of each stretch; tokens that no weights wrote belong to the stretch before them."""
-    spans: list[tuple[int, int]] = []
-    for place, version in enumerate(versions):
-        if version is not None and (not spans or spans[-1][1] != version):
-            spans.append((place if spans else 0, version))
-    return tuple(spans)

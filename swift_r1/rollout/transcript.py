@@ -1,5 +1,4 @@
-"""The tokens of one conversation, as the model read and wrote them. Nothing is tokenised twice: the text of a token
-sequence need not tokenise to that sequence."""
+"""The conversation of a scheduler: its messages, and the tokens that they are."""
 
 from __future__ import annotations
 
@@ -9,15 +8,22 @@ from typing import Any
 
 from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.data.prompts import PromptEncoder
+from swift_r1.serving.sessions.tokens import ExactTokens
+from swift_r1.wire.protocol import FinishReason
 
 
 class TurnFault(ValueError):
     """A scheduler asked for something that tokens cannot carry."""
 
 
-class Transcript:
-    """A conversation's tokens, after the prompt of its first turn; tokens in `ends` end a turn. `tools` are the
-    prompt's."""
+class Transcript(ExactTokens):
+    """Keeps the conversation of a scheduler; tokens in `ends` end a turn. `tools` are the prompt's.
+
+    Attributes:
+        messages: as the model last saw them, with its last turn.
+        text, finish_reason: of the last turn; `length` too where no more tokens fit (`full`).
+        last_message: where the tokens of the model's last message begin, which may be several turns.
+    """
 
     def __init__(
         self,
@@ -27,23 +33,16 @@ class Transcript:
         ends: Collection[int],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self.prompt_token_ids = tuple(prompt_token_ids)
-        self.messages = deepcopy(
-            [dict(message) for message in messages]
-        )  # as the model last saw them, with its last turn
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []  # the engine's for tokens that the model wrote, 0 for others
-        self.loss_mask: list[bool] = []  # what the model wrote, except what the scheduler leaves out
-        self.versions: list[int | None] = []  # of the weights that wrote the token; None for others
-        self.turns = 0  # of the model
-        self.text = ""  # of the last one
+        super().__init__(prompt_token_ids)
+        self.messages = deepcopy([dict(message) for message in messages])
+        self.text = ""
+        self.finish_reason: FinishReason = "stop"
+        self.full = False
+        self.last_message = 0
         self._encoder = encoder
         self._ends = frozenset(ends)
         self._tools = tools
-        self._spans: list[slice] = []  # of the turns' tokens
-        self.last_message = 0  # where the tokens of the model's last message begin, which may be several turns
         self._revised = False  # the last turn's tokens are no longer those that its text came from
-        self.sampled_length = 0  # tokens up to the last one that the model wrote: nothing behind it was answered
 
     def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Adds what follows the model's last turn in `messages`, up to the start of its next one. That turn's text may
@@ -70,30 +69,34 @@ class Transcript:
         ids = list(self._encoder.tokenize(tail)) if tail else []
         if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
             del ids[0]  # the model ended its turn itself
-        self._extend(ids, [0.0] * len(ids), [None] * len(ids))
+        self.read(ids)
         self.messages = deepcopy([dict(message) for message in messages])
 
     def answer(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], text: str, versions: Sequence[int] | None = None
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        text: str,
+        versions: Sequence[int] | None = None,
+        finish_reason: FinishReason = "stop",
     ) -> None:
         """Adds a turn of the model. `text` has no special tokens; `versions` are of the weights, one per token."""
         self._revised = False
         if self.messages[-1]["role"] != "assistant":
             self.last_message = len(self.token_ids)
-        self._spans.append(slice(len(self.token_ids), len(self.token_ids) + len(token_ids)))
-        self._extend(token_ids, logprobs, [0] * len(token_ids) if versions is None else versions)
-        self.turns += 1
+        self.write(token_ids, logprobs, [0] * len(token_ids) if versions is None else versions)
         if self.messages[-1]["role"] == "assistant":
             self.messages[-1]["content"] = text = self.messages[-1]["content"] + text
         else:
             self.messages.append({"role": "assistant", "content": text})
         self.text = text
+        self.finish_reason = finish_reason
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
         """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`; without a mask,
         those up to the first change. Raises TurnFault where the lengths differ, or a token is to be trained that the
         model did not write."""
-        start = self._spans[-1].start
+        start = self.turns[-1].start
         written = self.token_ids[start:]
         logprobs = self.logprobs[start:]
         wanted = written if token_ids is None else list(token_ids)
@@ -112,7 +115,7 @@ class Transcript:
         self.loss_mask[start:] = mask
         self.versions[start:] = [*self.versions[start : start + same], *[None] * (len(wanted) - same)]
         self.sampled_length = start + same
-        self._spans[-1] = slice(start, len(self.token_ids))
+        self.turns[-1] = slice(start, len(self.token_ids))
 
     def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
         """Compares the rows that a scheduler returned at its end; a 0 of its mask leaves a token out. A row begins with
@@ -122,12 +125,14 @@ class Transcript:
             raise TurnFault("response_token_ids and response_loss_mask have rows of different lengths")
         turn = 0
         for number, row in enumerate(token_ids or loss_mask):
-            if turn == len(self._spans):
-                raise TurnFault(f"there are {len(token_ids or loss_mask)} rows, the model wrote {self.turns} turns")
-            start = self._spans[turn].start
-            end = self._spans[turn].start + len(row)
-            if not token_ids and end - self._spans[turn].stop not in (0, 1):  # 1: an end token that was taken back
-                length = self._spans[turn].stop - start
+            if turn == len(self.turns):
+                raise TurnFault(
+                    f"there are {len(token_ids or loss_mask)} rows, the model wrote {len(self.turns)} turns"
+                )
+            start = self.turns[turn].start
+            end = self.turns[turn].start + len(row)
+            if not token_ids and end - self.turns[turn].stop not in (0, 1):  # 1: an end token that was taken back
+                length = self.turns[turn].stop - start
                 raise TurnFault(f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens")
             if token_ids and list(row) != self.token_ids[start:end]:
                 end -= 1  # except a last end token, which was taken back
@@ -136,24 +141,15 @@ class Transcript:
             for place, trained in zip(range(start, end), loss_mask[number] if loss_mask else (), strict=False):
                 self.loss_mask[place] = self.loss_mask[place] and bool(trained)
             turn += 1
-            while turn < len(self._spans) and self._spans[turn].start < end:
+            while turn < len(self.turns) and self.turns[turn].start < end:
                 turn += 1
-        if (token_ids or loss_mask) and turn < len(self._spans):
-            raise TurnFault(f"the rows end at turn {turn}, the model wrote {self.turns}")
+        if (token_ids or loss_mask) and turn < len(self.turns):
+            raise TurnFault(f"the rows end at turn {turn}, the model wrote {len(self.turns)}")
 
     @property
     def turn_token_ids(self) -> tuple[tuple[int, ...], ...]:
         """The model's turns."""
-        return tuple(tuple(self.token_ids[span]) for span in self._spans)
-
-    def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int | None]) -> None:
-        """Tokens with a version were written by the model, and are trained."""
-        self.token_ids += token_ids
-        self.logprobs += logprobs
-        self.versions += versions
-        self.loss_mask += [version is not None for version in versions]
-        if token_ids and versions[-1] is not None:
-            self.sampled_length = len(self.token_ids)
+        return tuple(tuple(self.token_ids[span]) for span in self.turns)
 
     def _take_end_back(self) -> None:
         """The turn goes on behind its end token: that token leaves."""
@@ -161,7 +157,7 @@ class Transcript:
             for values in (self.token_ids, self.logprobs, self.loss_mask, self.versions):
                 del values[-1]
             self.sampled_length = min(self.sampled_length, len(self.token_ids))
-            self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
+            self.turns[-1] = slice(self.turns[-1].start, len(self.token_ids))
 
     def _behind(self, messages: Sequence[Mapping[str, Any]], place: int) -> str:
         behind = behind_turn(lambda shown, _opening: self._encoder.render(shown, self._tools), messages, place)

@@ -35,7 +35,7 @@ def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_
 
 
 def gpu_ids(environ: Mapping[str, str], devices: str = _GPU_DEVICES) -> list[str]:
-    """NVIDIA's GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
+    """Returns NVIDIA's GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
     count = len(glob.glob(devices))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

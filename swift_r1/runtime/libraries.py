@@ -22,8 +22,9 @@ def own_version() -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions by package name; what is not installed is left out."""
-    found = {name: text for name in _PACKAGES if (text := package_version(name))}
+    """Returns versions by package name; what is not installed is left out."""
+    versions = {name: package_version(name) for name in _PACKAGES}
+    found = {name: text for name, text in versions.items() if text}
     return {"python": platform.python_version(), "swift-r1": own_version()} | found
 
 

@@ -8,12 +8,10 @@ import fcntl
 import os
 import signal
 import struct
-import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -36,57 +34,25 @@ def end_with_parent(number: signal.Signals) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
-def start_logged(words: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts a server that gets SIGTERM when the calling thread ends; its output is appended to `log`, and a terminal's
-    Ctrl-C does not reach it."""
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            words,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=partial(end_with_parent, signal.SIGTERM),
-        )
-
-
-def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Ends a process by SIGTERM, and after `seconds` by SIGKILL, with its group where it leads one. Returns whether it
-    ended in time."""
-    if process.poll() is not None:
-        return True
-    process.terminate()
-    try:
-        process.wait(seconds)
-        return True
-    except subprocess.TimeoutExpired:
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-        return False
-
-
 def adopt_orphans() -> None:
     """Makes descendants whose parent ends children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def ranks_below(spared: Collection[int]) -> bool:
-    """Says whether a child of this process, other than `spared`, is a rank that torch's launcher has started."""
-    import psutil
-
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            if child.pid not in spared and "TORCHELASTIC_RUN_ID" in child.environ():
-                return True
-    return False
-
-
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+@contextmanager
+def handlers_kept(*numbers: int) -> Iterator[None]:
+    """Puts back in the end the handlers that these signals have now, whatever others take their place."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop_at_once() -> None:
@@ -104,12 +70,6 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def last_line(log: Path) -> str:
-    """Returns the last line of a process's log that is not blank, at most 300 characters of it."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Presence:
                     self._heard("waiting for the other ranks")
 
     def busy(self) -> AbstractContextManager[None]:
-        """While open, a thread sends heartbeats."""
+        """Sends heartbeats from a thread while open."""
         return self._every_few_seconds(self._beat)
 
     @contextmanager
@@ -156,12 +156,12 @@ class Ranks:
 
     @property
     def data_parallel_size(self) -> int:
-        """How many parts the completions of an optimizer step are split into."""
+        """Returns how many parts the completions of an optimizer step are split into."""
         return self.world_size // (self.sequence.size if self.sequence is not None else 1)
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which of these parts this rank has."""
+        """Returns which of these parts this rank has."""
         return self.rank // (self.sequence.size if self.sequence is not None else 1)
 
     def busy(self) -> AbstractContextManager[None]:
@@ -223,7 +223,7 @@ class Ranks:
 
     @property
     def _speaks(self) -> bool:
-        """Whether this rank stands for its data-parallel rank."""
+        """Says whether this rank stands for its data-parallel rank."""
         return self.sequence is None or self.sequence.rank == 0
 
     def max(self, value: float) -> float:

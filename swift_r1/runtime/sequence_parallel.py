@@ -40,7 +40,7 @@ class SequenceGroup:
         return self._exchange(rows, [len(states)] * self.size, self.parts(tokens))
 
     def to_tokens(self, states: Tensor) -> Tensor:
-        """`[tokens, H / N, D]` -> `[own tokens, H, D]` (collective). Backward is `to_heads` of the gradient."""
+        """Turns `[tokens, H / N, D]` into `[own tokens, H, D]` (collective). Backward is `to_heads` of the gradient."""
         parts = self.parts(len(states))
         rows = self._exchange(states, parts, [parts[self.rank]] * self.size)
         return torch.unflatten(rows, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)

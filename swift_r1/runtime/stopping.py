@@ -58,7 +58,7 @@ class StopRequest:
 
     @property
     def signalled(self) -> bool:
-        """Whether this process was told to stop."""
+        """Says whether this process was told to stop."""
         return bool(self._signalled)
 
     @property
@@ -84,7 +84,7 @@ class StopRequest:
         return OUT_OF_TIME if late else 0
 
     def _read_signals(self, read_end: int) -> None:
-        while numbers := os.read(read_end, 64):
+        for numbers in iter(lambda: os.read(read_end, 64), b""):
             for number in filter(_EXIT_CODES.__contains__, numbers):
                 self._on_signal(number)
 

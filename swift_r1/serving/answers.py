@@ -97,7 +97,7 @@ def add_errors(app: FastAPI) -> None:
         )  # of a value that fits no type, the type that it is nearest to
         if first["type"] == "json_invalid":  # its place is a byte
             where = ""
-            sentence = f"the body is no JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
+            sentence = f"the body is not JSON: {first['ctx']['error']} at byte {first['loc'][-1]}"
         else:
             where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
             sentence = f"{where or 'body'}: {first['msg']}" + (f" (and {len(found) - 1} more)" if found[1:] else "")

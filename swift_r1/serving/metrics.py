@@ -29,6 +29,12 @@ class ServerMetrics:
         what = "Calls of sessions by kind (docs/agents.md), and those retried or failed"
         self.session_calls = Counter("swift_session_calls", what, ["kind"], registry=own)
 
+    def count_update(self, result: str, seconds: float) -> None:
+        """Counts a weight update that was `loaded`, with its time, or `failed`."""
+        self.updates.labels(result).inc()
+        if result == "loaded":
+            self.update_seconds.observe(seconds)
+
     def gauge(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(name, what, registry=self._registry).set_function(value)

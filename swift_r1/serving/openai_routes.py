@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI
@@ -20,7 +21,8 @@ from swift_r1.serving.engines.base import Piece, PromptTokenizer
 from swift_r1.serving.openai_messages import CallReader, ChatRequest, CompletionRequest, ToolCalls
 from swift_r1.serving.pieces import Pieces, collected
 from swift_r1.serving.sessions.calls import Asked
-from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
+from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, CallOfClient, Gateway
+from swift_r1.serving.sessions.history import Message
 from swift_r1.wire.protocol import EngineDead, HTTPError, LimitReached, RolloutRequest
 from swift_r1.wire.sessions import EQUAL_CALLS, GIVEN_UP
 
@@ -128,12 +130,8 @@ def add_openai(app: FastAPI, served: Callable[[], Served], gateway: Gateway) -> 
         if len(body.prompts) > 1:
             raise HTTPError(400, "a call of a session has one prompt")
 
-        def generate(asked: RolloutRequest, seed: int | None) -> Pieces:
-            return model.pieces([asked], seed, body.logprobs or 0, False)
-
-        work = Work(lambda prompt: body.request(prompt, body.max_tokens), generate, lambda _one, _prompt: None)
         asked = Asked(settings=_settings(body), prompt=body.prompts[0])
-        reader = _recorded(gateway, session, request, body, model, model.prompts, asked, work)
+        reader = _recorded(gateway, session, request, body, model, model.prompts, asked, _TextCall(body, model))
         return await _answered(request, body, model, reader, TextShown(body))
 
     @routes.post("/v1/responses", include_in_schema=False)
@@ -205,7 +203,6 @@ async def _chat(
 ) -> Response:
     """`recorded` is the gateway and the name of the session, if there is one."""
     tools = body.template_tools
-    longest = model.max_model_len
     prompts = model.prompts
     if body.chat_template_kwargs:
         prompts = prompts.with_arguments(body.chat_template_kwargs)
@@ -214,28 +211,59 @@ async def _chat(
     prompt = prompts.render(body.template_messages, tools) if recorded is None else ()
     parser = await model.tool_calls.parser() if body.finds_calls else None
     tag = _forced(parser, tools, body.forces_call) if parser is not None else None
-    top = (body.top_logprobs or 0) if body.logprobs or recorded else None
+    call = _ChatCall(body, model, prompts, parser, tag, logprobs=body.logprobs or recorded is not None)
+    if recorded is None:
+        pieces = call.generate(call.request(prompt), body.seed)
+        return await _answered(request, body, model, pieces, ChatShown(body, prompt, parser))
+    gateway, session = recorded
+    said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
+    reader = _recorded(gateway, session, request, body, model, prompts, said, call)
+    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
 
-    def asked(prompt: tuple[int, ...]) -> RolloutRequest:
+
+@dataclass(frozen=True, slots=True)
+class _ChatCall:
+    """Answers a chat. `tag` is what the completion is forced to be; `logprobs` says whether they are wanted."""
+
+    body: ChatRequest
+    model: Served
+    prompts: PromptTokenizer
+    parser: ToolCallParser | None
+    tag: str | None
+    logprobs: bool
+
+    def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
+        longest = self.model.max_model_len
         if len(prompt) >= longest:
             raise LimitReached(  # in words of OpenAI, which agents look for
                 400, f"this model's maximum context length is {longest} tokens; the messages have {len(prompt)}"
             )
-        wanted = body.max_completion_tokens or body.max_tokens or longest - len(prompt)
-        return body.request(prompt, wanted, prompts.turn_end, tag)
+        wanted = self.body.max_completion_tokens or self.body.max_tokens or longest - len(prompt)
+        return self.body.request(prompt, wanted, self.prompts.turn_end, self.tag)
 
-    def generate(one: RolloutRequest, seed: int | None) -> Pieces:
-        return model.pieces([one], seed, top, parser is not None)
+    def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
+        top = (self.body.top_logprobs or 0) if self.logprobs else None
+        return self.model.pieces([request], seed, top, self.parser is not None)
 
-    if recorded is None:
-        return await _answered(
-            request, body, model, generate(asked(prompt), body.seed), ChatShown(body, prompt, parser)
-        )
-    gateway, session = recorded
-    work = Work(asked, generate, lambda one, prompt: ChatShown(body, prompt, parser).message(one))
-    said = Asked([one.for_template() for one in body.messages], tools, _settings(body))
-    reader = _recorded(gateway, session, request, body, model, prompts, said, work)
-    return await _answered(request, body, model, reader, ChatShown(body, reader.prompt if parser else (), parser))
+    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> Message:
+        return ChatShown(self.body, prompt, self.parser).message(completion)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextCall:
+    """Answers a plain completion of a session."""
+
+    body: CompletionRequest
+    model: Served
+
+    def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
+        return self.body.request(prompt, self.body.max_tokens)
+
+    def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
+        return self.model.pieces([request], seed, self.body.logprobs or 0, False)
+
+    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> None:
+        return None
 
 
 def _recorded(
@@ -246,14 +274,14 @@ def _recorded(
     model: Served,
     prompts: PromptTokenizer,
     asked: Asked,
-    work: Work,
+    call: CallOfClient,
 ) -> AnswerStream:
     if body.n != 1:
         raise HTTPError(400, "a call of a session has one answer: n must be 1")
     names = {"temperature", "top_p", "top_k", "seed"} & body.model_fields_set
     given = {name: getattr(body, name) for name in names} | {"model": body.model}
     state = gateway.store.get(session)  # now, after all waits: it may be gone
-    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), prompts, work)
+    return gateway.ask(state, asked, given, {"model": model.model_name}, _attempt(request), prompts, call)
 
 
 def _attempt(request: Request) -> Attempt:

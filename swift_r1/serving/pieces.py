@@ -101,10 +101,12 @@ class EnginePieces:
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         assert self._task is not None
         try:
-            while (item := await self._queue.get()) is not None:
+            item = await self._queue.get()
+            while item is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
+                item = await self._queue.get()
         finally:
             self._task.cancel()
 

@@ -24,7 +24,7 @@ from swift_r1.serving.metrics import CountAnswers
 from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.service import Lifecycle
 from swift_r1.serving.sessions.gateway import Gateway
-from swift_r1.serving.updates import WeightUpdates
+from swift_r1.sync.server import WeightUpdates
 from swift_r1.wire import protocol as wire
 from swift_r1.wire import sessions
 

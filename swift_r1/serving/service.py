@@ -21,14 +21,14 @@ from swift_r1.errors import one_line
 from swift_r1.flags.rollout import url_of
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import Shapes
-from swift_r1.serving.admission import all_results, check_request, check_tokens
+from swift_r1.serving.admission import Admission, all_results, check_request, check_tokens
 from swift_r1.serving.engines.base import Generated, InferenceEngine, PromptTokenizer, Replicas, Scored
 from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.serving.openai_messages import ToolCalls
 from swift_r1.serving.pieces import EnginePieces, Pieces
 from swift_r1.serving.sessions.gateway import Gateway
 from swift_r1.serving.sessions.store import SessionStore
-from swift_r1.serving.updates import WeightUpdates
+from swift_r1.sync.server import WeightUpdates, update_machine
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import HTTPError, RolloutOutput, RolloutRequest
 
@@ -129,9 +129,11 @@ class RolloutService:
             wording = Wording(arguments=arguments)
             self.prompts = PromptTokenizer(tokenizer_of_run(engine.prompts.tokenizer, wording))
         self.tool_calls = ToolCalls(config.tool_call_parser, self.prompts.tokenizer)
-        self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
-        self.machine = self.updates.machine
-        self.admission = self.updates.admission
+        self.machine = update_machine(config, expected)
+        self.admission = Admission(config, self.machine)
+        self.updates = WeightUpdates(
+            config, engine, expected, self.machine, self.admission, metrics.count_update, self.cache.forget_finished
+        )
         self.max_n = min(_MAX_N, config.max_pending_requests)
         self.model_name = config.served_model_name or config.model
         self.started = int(time.time())
@@ -209,7 +211,8 @@ class RolloutService:
         """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
         longest = self.engine.info.max_model_len - 1
         for number, sequence in enumerate(request.sequences):
-            check_tokens(name := f"sequence {number}", sequence, self.engine.info.vocab_size)
+            name = f"sequence {number}"
+            check_tokens(name, sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) <= longest:
                 raise HTTPError(422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored")
         if request.temperature != 1.0 or self.engine.scores_alone:

@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from swift_r1.sync import delta
-from swift_r1.sync.buckets import Tensors, content_hash, parts_digest, parts_of
+from swift_r1.sync.buckets import (
+    Tensors,
+    Words,
+    changed_words,
+    content_hash,
+    encode_change,
+    parts_digest,
+    parts_of,
+    words_of,
+)
 from swift_r1.sync.transport import fill
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ class SnapshotBucket:
     size: int
     digest: str  # XXH3 (hex)
     base: str | None = None  # content hash of the version that `change` is to
-    change: bytes | None = None  # see `delta`; None where it would not be smaller
+    change: bytes | None = None  # see `buckets`; None where it would not be smaller
 
     @classmethod
     def of(cls, parts: Sequence[memoryview]) -> SnapshotBucket:
@@ -107,7 +114,7 @@ class _Kept:
 
     bucket: SnapshotBucket
     header: bytes
-    memory: NDArray[np.uint16] | None  # its words, where it is in own memory
+    memory: Words | None  # its words, where it is in own memory
     lent: bool = False  # to a server that comes back, which reads at its own time: not to be written to again
 
 
@@ -185,7 +192,8 @@ class WeightSnapshot:
                 return found
             if not isinstance(found.data, SharedFile):
                 return SnapshotBucket([memoryview(b"".join(found.data))], found.size, found.digest)
-            if not found.data.can_be_linked and (copied := self._in_file(found.parts(), None)):
+            copied = None if found.data.can_be_linked else self._in_file(found.parts(), None)
+            if copied is not None:
                 # With the hash of what was gathered: the server checks whether these are the same bytes.
                 kept.bucket = replace(found, data=copied.bucket.data)
             kept.lent = True
@@ -210,23 +218,25 @@ class WeightSnapshot:
     def _in_memory(self, parts: Sequence[memoryview], old: _Kept | None) -> _Kept:
         header = bytes(parts[0])
         if old is None or old.memory is None:
-            data = np.concatenate(delta.words_of(parts))
+            data = np.concatenate(words_of(parts))
             return _Kept(SnapshotBucket.of([data.data.cast("B")]), header, data)
         data = old.memory
         at = len(header) // 2
         places = [np.empty(0, np.int64)]
-        for new in delta.words_of(parts[1:]):
+        for new in words_of(parts[1:]):
             before = data[at : at + len(new)]
             if self._compare:
-                changed = delta.changed_words(new, before)
+                changed = changed_words(new, before)
                 self.changed = self.changed + len(changed)
                 self.total = self.total + len(new)
                 places.append(changed + at)
             np.copyto(before, new)
             at += len(new)
         bucket = SnapshotBucket.of([data.data.cast("B")])
-        if self._compare and len(change := delta.encode(data, np.concatenate(places))) < bucket.size:
-            bucket = replace(bucket, base=self._hash, change=change)
+        if self._compare:
+            change = encode_change(data, np.concatenate(places))
+            if len(change) < bucket.size:
+                bucket = replace(bucket, base=self._hash, change=change)
         return _Kept(bucket, header, data)
 
 

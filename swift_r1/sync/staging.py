@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swift_r1.sync.buckets import Hash, TensorEntry, bucket_digest, read_header
-from swift_r1.sync.delta import BadChange, apply
+from swift_r1.sync.buckets import BadChange, Hash, TensorEntry, apply_change, bucket_digest, read_header
 from swift_r1.sync.transport import incoming, reserve
 from swift_r1.wire.protocol import HTTPError
 
@@ -99,7 +98,7 @@ class Staging:
     async def change(
         self, index: int, chunks: AsyncIterator[bytes], promised_digest: str, keep_of: str | None = None
     ) -> StagedBucket:
-        """Makes a bucket of the base's one and what has changed in it (see `delta`), where the update began on that
+        """Makes a bucket of the base's one and what has changed in it (see `buckets`), where the update began on that
         base; with its content hash as `keep_of` what came is kept. Raises HTTPError as `write`, and 409 where the base
         has no such bucket."""
         source = incoming(self.folder, index)
@@ -228,7 +227,7 @@ def _reserve(path: Path, size: int) -> None:
 def _changed(path: Path, change: bytes) -> str:
     """Applies the change to the file; its hash then."""
     words = np.memmap(path, np.uint16, "r+", shape=(path.stat().st_size // 2,))
-    apply(change, words)
+    apply_change(change, words)
     return bucket_digest(words.data.cast("B"))
 
 

@@ -1,5 +1,6 @@
 """How a bucket travels: over HTTP, through a file in shared memory on one host, from GPU to GPU by NCCL, or on one GPU
-out of the trainer's memory (`device_memory.py`).
+out of the trainer's memory, which the engine opens (CUDA IPC). torch would pickle the handle of that memory; here its
+fields go over the wire, one by one.
 
 By NCCL the trainer is rank 0 of a group whose id goes over HTTP under the lease: no pickle, no further port of ours.
 """
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +39,7 @@ MIN_BYTES_A_SECOND = 64 << 20
 _SHARED_MEMORY = Path("/dev/shm")
 _PIECE = 1 << 20
 _POLL_S = 0.002
+_ALIGNMENT = 256  # bytes; of each tensor's place in GPU memory
 
 
 def usable_folder(folder: str | None) -> Path | None:
@@ -255,7 +258,7 @@ class NcclSender:
             group.close()
 
     def _ask(self, path: str, body: BaseModel) -> Future[wire.UpdateStatus]:
-        return _start(lambda: self._client.call("POST", path, wire.UpdateStatus, body, self._headers))
+        return self._client.loop.start(self._client.called("POST", path, wire.UpdateStatus, body, self._headers))
 
     def _until(self, done: Callable[[], bool], futures: Sequence[Future[Any]], limit_s: float, what: str) -> None:
         """Waits for `done`; a future that failed ends the wait at once with what it raised."""
@@ -286,3 +289,78 @@ def _start(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="nccl", daemon=True).start()
     return future
+
+
+def gpu_id(device: torch.device | int) -> str:
+    """Returns the id of a GPU, the same in every process of the host."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def own_gpu() -> str | None:
+    """Returns the id of this process's current GPU."""
+    import torch
+
+    return gpu_id(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def packed(bucket: Tensors) -> torch.Tensor:
+    """A copy of the bucket as one block of bytes, on its device."""
+    import torch
+
+    kinds = [(tensor.dtype, tensor.shape) for _, tensor in bucket]
+    block = torch.empty(sum(map(_room, kinds)), dtype=torch.uint8, device=bucket[0][1].device)
+    for place, (_, tensor) in zip(tensors_in(block, kinds), bucket, strict=True):
+        place.copy_(tensor.detach())
+    return block
+
+
+def tensors_in(block: torch.Tensor, kinds: Iterable[tuple[torch.dtype, Sequence[int]]]) -> Iterator[torch.Tensor]:
+    """The tensors of these dtypes and shapes that `packed` has put there; views. Raises RuntimeError where the block
+    is too small."""
+    start = 0
+    for kind in kinds:
+        dtype, shape = kind
+        yield block[start : start + prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+        start += _room(kind)
+
+
+def _room(kind: tuple[torch.dtype, Sequence[int]]) -> int:
+    dtype, shape = kind
+    return -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def shared(block: torch.Tensor) -> wire.DeviceMemory:
+    """Returns what another process opens it by, once all that was to write to it has; it must live on until that is
+    done."""
+    import torch
+
+    torch.cuda.current_stream(block.device).synchronize()
+    storage: Any = block.untyped_storage()
+    _, handle, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
+    return wire.DeviceMemory(
+        gpu=gpu_id(block.device),
+        handle=base64.b64encode(handle).decode(),
+        size=size,
+        offset=offset,
+        counter=counter.decode(),
+        counter_offset=counter_offset,
+        event=base64.b64encode(event).decode(),
+        waits=waits,
+    )
+
+
+def opened(memory: wire.DeviceMemory) -> torch.Tensor:
+    """Another process's block. Raises RuntimeError where this one does not see that GPU, or CUDA does not open it."""
+    import torch
+
+    found = [index for index in range(torch.cuda.device_count()) if gpu_id(index) == memory.gpu]
+    if not found:
+        raise RuntimeError(f"the weights are on GPU {memory.gpu}, which this process does not see")
+    handle = base64.b64decode(memory.handle)
+    event = base64.b64decode(memory.event)
+    counter = memory.counter.encode(), memory.counter_offset
+    kind: Any = torch.UntypedStorage
+    storage = kind._new_shared_cuda(found[0], handle, memory.size, memory.offset, *counter, event, memory.waits)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

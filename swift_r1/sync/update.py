@@ -57,12 +57,12 @@ class UpdateMachine:
         expected: Shapes,  # of all the model's weights
         clock: Callable[[], float],  # monotonic seconds
         patience: float,  # seconds without progress after which an open update is forgotten, whatever its lease
-        discard: Callable[[list[StagedBucket]], None],  # called with buckets that are no longer needed
+        discard: Callable[[list[StagedBucket]], None] = lambda _buckets: None,  # gets those no longer needed
     ) -> None:
         self._expected = expected
         self._clock = clock
         self._patience = patience
-        self._discard = discard
+        self.discard = discard
         self._lease: _Lease | None = None
         self._pending: PendingUpdate | None = None
         self._committed: tuple[int, str] | None = None  # version and content hash
@@ -159,7 +159,7 @@ class UpdateMachine:
         if bucket.index < len(pending.buckets):
             if pending.buckets[bucket.index].digest != bucket.digest:
                 raise HTTPError(409, f"bucket {bucket.index} came twice with different bytes")
-            self._discard([bucket])
+            self.discard([bucket])
             return
         check_bucket(bucket.tensors, pending.expected, pending.names)
         pending.buckets.append(bucket)
@@ -290,7 +290,7 @@ class UpdateMachine:
         if pending is None:
             return
         pending.dropped = True
-        self._discard(pending.buckets)
+        self.discard(pending.buckets)
         if pending.streamed:
             self.broken = _broken(pending.version, "it broke off")
 

@@ -7,10 +7,8 @@ after about F * (B + log_F N) times a bucket's time on the network instead of N 
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 import logging
-import math
 import os
 import re
 import secrets
@@ -19,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,9 @@ from swift_r1.sync.transport import (
     chunks_of,
     incoming,
     overlapped,
+    packed,
     seconds_for,
+    shared,
     streamed,
     usable_folder,
     write_file,
@@ -68,7 +70,10 @@ Bucket = Tensors | SnapshotBucket
 
 def saved_token(run_dir: Path | None) -> str | None:
     """The token of the lease that a run held when it was killed: a resumed run need not wait for its own lease."""
-    if run_dir is None or not (path := run_dir / _TOKEN_FILE).is_file():
+    if run_dir is None:
+        return None
+    path = run_dir / _TOKEN_FILE
+    if not path.is_file():
         return None
     token = path.read_text(encoding="ascii", errors="replace").strip()
     return token if re.fullmatch("[0-9a-f]{32}", token) else None
@@ -80,80 +85,6 @@ def save_token(run_dir: Path, token: str) -> None:
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(token)
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """One lease. `renew` says whether it succeeded."""
-
-    renew: Callable[[], bool]
-    ttl_s: float
-    failed: bool = False
-    running: bool = False
-    ended: bool = False
-
-
-class Renewals:
-    """Renews each lease five times in its time to live, each time in a thread that ends with the answer: a server that
-    hangs holds up no other's lease."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Held]] = []
-        self._serial = itertools.count()
-        self._count = 0
-        self._clock: threading.Thread | None = None
-
-    def ttl_s(self, at_least: float) -> float:
-        """Seconds for which a lease is taken: longer where there are many, so that renewals stay rare."""
-        return max(at_least, min(_LONGEST_TTL_S, self._count * _RENEWALS_PER_TTL / _RENEWALS_A_SECOND))
-
-    def add(self, ttl_s: float, renew: Callable[[], bool]) -> Held:
-        held = Held(renew, ttl_s)
-        with self._changed:
-            self._count += 1
-            self._plan(held)
-            if self._clock is None:
-                self._clock = threading.Thread(target=self._run, name="leases", daemon=True)
-                self._clock.start()
-        return held
-
-    def end(self, held: Held, wait_s: float) -> None:
-        """Also waits for a renewal that is under way, at most so long."""
-        with self._changed:
-            self._count -= not held.ended
-            held.ended = True
-            self._changed.wait_for(lambda: not held.running, wait_s)
-
-    def _plan(self, held: Held) -> None:
-        after = self.ttl_s(held.ttl_s) / _RENEWALS_PER_TTL * (2 if held.failed else 1)
-        heapq.heappush(self._due, (time.monotonic() + after, next(self._serial), held))
-        self._changed.notify_all()
-
-    def _run(self) -> None:
-        with self._changed:
-            while True:
-                while not self._due or (left := self._due[0][0] - time.monotonic()) > 0:
-                    self._changed.wait(left if self._due else None)
-                held = heapq.heappop(self._due)[2]
-                if not held.ended:
-                    held.running = True
-                    threading.Thread(target=self._renew, args=(held,), name="lease", daemon=True).start()
-
-    def _renew(self, held: Held) -> None:
-        renewed = False
-        try:
-            renewed = held.renew()
-        finally:
-            with self._changed:
-                held.running = False
-                held.failed = not renewed
-                self._changed.notify_all()
-                if not held.ended:
-                    self._plan(held)
-
-
-_renewals = Renewals()
 
 
 def fanout_of(asked: int | None, servers: int) -> int:
@@ -212,7 +143,8 @@ class Link:
 def joined(links: Sequence[Link], fanout: int) -> Iterator[Link]:
     """Makes a tree of them; yields them."""
     for index, link in enumerate(links):
-        if fanout and (above := parent_of(index, fanout)) is not None:
+        above = parent_of(index, fanout) if fanout else None
+        if above is not None:
             link.parent = links[above]
             links[above].children += 1
     yield from links
@@ -247,8 +179,9 @@ class WeightWriter:
         # Whether other servers reach this one, as far as is known.
         self.takes_relays = re.match(wire.RELAY_URL, client.base_url) is not None
         self.nccl = NcclSender(client, self.headers)
-        self._closed = self._lost = False
-        self._held: Held | None = None
+        self._closed = False
+        self._ending = asyncio.Event()
+        self._renewing: Future[None] | None = None
 
     def __enter__(self) -> WeightWriter:
         return self
@@ -256,18 +189,25 @@ class WeightWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, at_most_s: float = math.inf) -> None:
+    def take(self) -> None:
         """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
-        ttl_s = _renewals.ttl_s(self._ttl_s)
-        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=ttl_s, token=self.token)
-        self.client.call("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=min(QUICK_S, at_most_s))
+        self.client.loop.run(self._take(QUICK_S))
+
+    async def _take(self, timeout_s: float) -> None:
+        request = wire.LeaseRequest(owner=self._owner, ttl_seconds=self._time_to_live_s(), token=self.token)
+        await self.client.called("POST", "/v1/weights/lease", wire.Lease, request, timeout_s=timeout_s)
+
+    def _time_to_live_s(self) -> float:
+        """Returns the seconds for which the lease is taken: longer where there are many, so that renewals stay rare."""
+        many_s = self.client.loop.users * _RENEWALS_PER_TTL / _RENEWALS_A_SECOND
+        return max(self._ttl_s, min(_LONGEST_TTL_S, many_s))
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease as `take_when_free`, and renews it until `close`. What the client generates belongs to it
         from now on."""
         self.take_when_free(wait_s, report)
         self.client.lease = self.token
-        self._held = _renewals.add(self._ttl_s, self._renew)
+        self._renewing = self.client.loop.start(self._renew())
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
         """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
@@ -299,8 +239,8 @@ class WeightWriter:
         if self._closed:
             return
         self._closed = True
-        if self._held is not None:
-            _renewals.end(self._held, QUICK_S)
+        if self._renewing is not None:
+            self.client.loop.run(self._end_renewals())
         self.nccl.close()
         try:
             self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self.headers, QUICK_S)
@@ -334,14 +274,11 @@ class WeightWriter:
             ServerUnreachable: the connection broke.
         """
         link = link or Link(self.client, self.token)
-        attempt = _Attempt(version, link, link.parent)
+        delivery = _Delivery(self.client, version, link, link.parent)
         try:
-            return self._send_all(attempt, buckets, transport, adapter)
+            return self._send_all(delivery, buckets, transport, adapter)
         except ServerRefused as refused:
-            if not attempt.changes or refused.status not in _NO_SUCH_BASE:
-                raise
-            logger.warning("%s: sending all weights", refused)
-            return self._send_all(_Attempt(version, link, whole=True), buckets, transport, adapter)
+            return self._send_all(delivery.whole_instead(refused), buckets, transport, adapter)
         finally:
             link.tell(False)
 
@@ -357,133 +294,121 @@ class WeightWriter:
         self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self.headers)
 
     def _send_all(
-        self, attempt: _Attempt, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
+        self, delivery: _Delivery, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
     ) -> wire.UpdateStatus:
         # A server that was started again, or did not hear of this process for long, knows of no lease.
         self.take()
         try:
             if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=attempt.version, adapter=adapter, relays=attempt.link.children)
+            begin = wire.UpdateBegin(version=delivery.version, adapter=adapter, relays=delivery.link.children)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
-            attempt.link.tell(True)
-            attempt.base = begun.base
-            attempt.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
-            if transport == SHM and attempt.folder is None:
+            delivery.link.tell(True)
+            delivery.base = begun.base
+            delivery.folder = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
+            if transport == SHM and delivery.folder is None:
                 raise RunFailed(
                     f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                     "another user, or has too little shared memory; use http"
                 )
-            chosen = transport if transport in (NCCL, IPC) else HTTP if attempt.folder is None else SHM
+            chosen = transport if transport in (NCCL, IPC) else HTTP if delivery.folder is None else SHM
             if chosen != self.transport:
                 self.transport = chosen
                 logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
             if isinstance(buckets, SnapshotReader):  # it has the next one while this one is sent
-                digests = [self._send(attempt, index, bucket) for index, bucket in enumerate(buckets)]
+                digests = [self._send(delivery, index, bucket) for index, bucket in enumerate(buckets)]
             else:
-                digests = overlapped(buckets, lambda index, bucket: self._send(attempt, index, bucket))
+                digests = overlapped(buckets, lambda index, bucket: self._send(delivery, index, bucket))
             commit = wire.UpdateCommit(
-                version=attempt.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
+                version=delivery.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
             )
-            limit = seconds_for(WORK_S, attempt.bytes)
+            limit = seconds_for(WORK_S, delivery.bytes)
             committed = self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, limit)
-            if attempt.unreached:
+            if delivery.unreached:
                 logger.warning("from now on weights go straight to %s", self.client.base_url)
                 self.takes_relays = False
             return committed
         except BaseException:
-            self._abort(attempt.version)
+            self._abort(delivery.version)
             raise
 
-    def _send(self, attempt: _Attempt, index: int, bucket: Bucket) -> str:
+    def _send(self, delivery: _Delivery, index: int, bucket: Bucket) -> str:
         """Sends one bucket; returns its digest."""
         if self.transport == NCCL:
             assert not isinstance(bucket, SnapshotBucket)
-            self._sent(attempt, sum(tensor.nbytes for _, tensor in bucket))
-            return self.nccl.send(attempt.version, index, bucket)
+            self._sent(delivery, sum(tensor.nbytes for _, tensor in bucket))
+            return self.nccl.send(delivery.version, index, bucket)
         if self.transport == IPC:
             assert not isinstance(bucket, SnapshotBucket)
-            return self._lend(attempt, index, bucket)
+            return self._lend(delivery, index, bucket)
         if not isinstance(bucket, SnapshotBucket):
             bucket = SnapshotBucket.of(parts_of(bucket))
-        if attempt.parent is not None and attempt.folder is None:
-            self._wait_for_parent(attempt, attempt.parent)
-        if index < attempt.arrived:
-            attempt.bytes += bucket.size
+        if delivery.parent is not None and delivery.folder is None:
+            self._wait_for_parent(delivery, delivery.parent)
+        if index < delivery.arrived:
+            delivery.bytes += bucket.size
             return bucket.digest
-        if attempt.folder is not None and self._put_file(attempt, index, bucket):
-            body = wire.BucketFile(version=attempt.version, index=index, digest=bucket.digest)
-            limit = self._sent(attempt, bucket.size)
+        if delivery.folder is not None and self._put_file(delivery, index, bucket):
+            body = wire.BucketFile(version=delivery.version, index=index, digest=bucket.digest)
+            limit = self._sent(delivery, bucket.size)
             self.client.call("POST", "/v1/weights/file", wire.UpdateStatus, body, self.headers, limit)
             return bucket.digest
         parts = bucket.parts()
-        headers = self.headers | {wire.VERSION_HEADER: str(attempt.version), wire.BUCKET_HEADER: str(index)}
-        if bucket.change is not None and bucket.base == attempt.base and not attempt.whole:
+        headers = self.headers | {wire.VERSION_HEADER: str(delivery.version), wire.BUCKET_HEADER: str(index)}
+        if bucket.change is not None and bucket.base == delivery.base and not delivery.whole:
             parts = [memoryview(bucket.change)]
-            attempt.changes = True
+            delivery.changes = True
             headers[wire.BASE_HEADER] = str(bucket.base)
         size = sum(map(len, parts))
         headers |= {wire.DIGEST_HEADER: bucket.digest, "Content-Length": str(size)}
-        limit = self._sent(attempt, size)
+        limit = self._sent(delivery, size)
         self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
         return bucket.digest
 
-    def _wait_for_parent(self, attempt: _Attempt, parent: Link) -> None:
+    def _wait_for_parent(self, delivery: _Delivery, parent: Link) -> None:
         """Until the server has all buckets from its parent, or no more come from there: then the update goes on from
         here, so that the servers below this one notice nothing. Raises Superseded where the push is not wanted any
         more."""
-        ask = wire.RelayRequest(version=attempt.version, url=self.client.base_url, lease=self.token, base=attempt.base)
+        ask = wire.RelayRequest(
+            version=delivery.version, url=self.client.base_url, lease=self.token, base=delivery.base
+        )
         headers = {wire.LEASE_HEADER: parent.token}
-        attempt.parent = None
         try:
             if not parent.wait_until_open():
                 raise ServerUnreachable(f"{parent.client.base_url} does not take this version")
             while not parent.client.call("POST", "/v1/weights/relay", wire.RelayStatus, ask, headers, _RELAY_S).whole:
-                if not attempt.link.is_wanted():
+                if not delivery.link.is_wanted():
                     raise Superseded
-            attempt.arrived = sys.maxsize
+            delivery.parent = None
+            delivery.arrived = sys.maxsize
         except (ServerUnreachable, ServerRefused) as error:
-            if not attempt.link.is_wanted():
-                raise Superseded from error
-            here = self.client.base_url
-            logger.warning("the rest of weight version %d goes straight to %s: %s", attempt.version, here, error)
-            attempt.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
-            attempt.arrived = self.client.call(
-                "GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S
-            ).buckets
+            delivery.straight_instead(error)
 
-    def _lend(self, attempt: _Attempt, index: int, bucket: Tensors) -> str:
+    def _lend(self, delivery: _Delivery, index: int, bucket: Tensors) -> str:
         """Has the engine load the bucket out of this process's GPU memory."""
-        from swift_r1.sync.device_memory import packed, shared
-
         block = packed(bucket)
         entries = streamed(bucket)
-        limit = self._sent(attempt, block.nbytes)
-        body = wire.StreamedBucket(version=attempt.version, index=index, tensors=entries, memory=shared(block))
+        limit = self._sent(delivery, block.nbytes)
+        body = wire.StreamedBucket(version=delivery.version, index=index, tensors=entries, memory=shared(block))
         self._once_drained("/v1/weights/stream", wire.UpdateStatus, body, limit)
         del block  # until here: the engine has read it
         return entries_digest(entries)
 
-    def _put_file(self, attempt: _Attempt, index: int, bucket: SnapshotBucket) -> bool:
+    def _put_file(self, delivery: _Delivery, index: int, bucket: SnapshotBucket) -> bool:
         """Whether the bucket could be put into the server's folder; after a failure the rest goes by HTTP."""
-        assert attempt.folder is not None
-        path = incoming(attempt.folder, index)
+        assert delivery.folder is not None
+        path = incoming(delivery.folder, index)
         try:
             if not bucket.link(path):
                 write_file(path, bucket.parts())
         except OSError as error:
-            logger.warning(
-                "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
-                "the rest of this version goes by http",
-                *(index, attempt.version, attempt.folder, error.strerror),
-            )
-            attempt.folder = None
-        return attempt.folder is not None
+            delivery.http_instead(index, error)
+        return delivery.folder is not None
 
-    def _sent(self, attempt: _Attempt, nbytes: int) -> float:
+    def _sent(self, delivery: _Delivery, nbytes: int) -> float:
         """Counts a bucket; the longest that sending it may take."""
         self.sent_bytes += nbytes
-        attempt.bytes += nbytes
+        delivery.bytes += nbytes
         return seconds_for(WORK_S, nbytes)
 
     def _once_drained(self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S) -> Answer:
@@ -506,22 +431,44 @@ class WeightWriter:
         except SwiftError as error:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
-    def _renew(self) -> bool:
-        """Whether that succeeded. A loss is logged once: the next push takes the lease again, or says who has it."""
-        try:
-            self.take(_RENEWAL_S)
-            self._lost = False
-        except SwiftError as error:
-            if not self._lost:
-                logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-            self._lost = True
-        return not self._lost
+    async def _renew(self) -> None:
+        """Renews the lease five times in its time to live. A loss is logged once: the next push takes the lease again,
+        or says who has it."""
+        lost = False
+        while not self._ending.is_set():
+            after = self._time_to_live_s() / _RENEWALS_PER_TTL * (2 if lost else 1)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(after):
+                    await self._ending.wait()
+                return
+            try:
+                await self._take(_RENEWAL_S)
+                lost = False
+            except Exception as error:
+                if not lost:
+                    text = "the lease on the rollout server's weights could not be renewed: %s"
+                    logger.info(text, error, exc_info=not isinstance(error, SwiftError))
+                lost = True
+
+    async def _end_renewals(self) -> None:
+        """Also waits for a renewal that is under way: it would take the lease again after it was given back."""
+        assert self._renewing is not None
+        self._ending.set()
+        await asyncio.wait([asyncio.wrap_future(self._renewing)], timeout=QUICK_S)
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """One attempt at a version."""
+class _Delivery:
+    """One attempt at a version. Where a way of its buckets fails, they go another one, which is decided here alone:
 
+        from the parent --it refuses, or is silent--> straight from rank 0, behind the buckets that came
+        as files in shared memory --they cannot be written--> by HTTP, this bucket and those behind it
+        as changes --the server does not hold their base--> whole, all of them once more
+
+    Any other failure ends the attempt; `rollout/pool/health.py` has what follows for the server.
+    """
+
+    client: RolloutClient
     version: int
     link: Link
     parent: Link | None = None  # passes buckets on to this server; None once it has ended
@@ -532,3 +479,30 @@ class _Attempt:
     bytes: int = 0  # that are there so far
     unreached: bool = False  # the parent did not reach this server
     arrived: int = 0  # buckets that came from the parent
+
+    def straight_instead(self, error: ServerRefused | ServerUnreachable) -> None:
+        """Goes on without the parent. Raises Superseded where the push is not wanted any more."""
+        if not self.link.is_wanted():
+            raise Superseded from error
+        here = self.client.base_url
+        logger.warning("the rest of weight version %d goes straight to %s: %s", self.version, here, error)
+        self.parent = None
+        self.unreached = isinstance(error, ServerRefused) and error.status == _NOT_PASSED_ON
+        update = self.client.call("GET", "/v1/weights/update", wire.UpdateStatus, timeout_s=QUICK_S)
+        self.arrived = update.buckets
+
+    def http_instead(self, index: int, error: OSError) -> None:
+        """Goes on without shared memory."""
+        logger.warning(
+            "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
+            "the rest of this version goes by http",
+            *(index, self.version, self.folder, error.strerror),
+        )
+        self.folder = None
+
+    def whole_instead(self, refused: ServerRefused) -> _Delivery:
+        """Begins again without changes. Raises the refusal where it is not of a change."""
+        if not self.changes or refused.status not in _NO_SUCH_BASE:
+            raise refused
+        logger.warning("%s: sending all weights", refused)
+        return _Delivery(self.client, self.version, self.link, whole=True)

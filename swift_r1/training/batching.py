@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from swift_r1.algorithms import drop_truncated, groups_without_signal
 from swift_r1.models.attention import PackedRow, packed_row
 from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 from swift_r1.training.micro_batches import SHARED, Form, RowLengths, Unit, plan_micro_batches, tokens_computed
@@ -43,6 +45,21 @@ class RoundBatch:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    @property
+    def lengths(self) -> Tensor:
+        """int64 `[R]`: the tokens of each row, its prompt included."""
+        return self.prompt_lengths + self.completion_lengths
+
+    @property
+    def starts(self) -> Tensor:
+        """int64 `[R]`: where each row begins in `token_ids`."""
+        return starts_of(self.lengths)
+
+    @property
+    def own_starts(self) -> Tensor:
+        """int64 `[R]`: where each row's own tokens begin in `rollout_logps` and `loss_mask`."""
+        return starts_of(self.completion_lengths)
+
     def rows(self, completions: range) -> range:
         """Returns the rows of consecutive completions."""
         first, end = torch.searchsorted(self.owners, torch.tensor([completions.start, completions.stop])).tolist()
@@ -64,7 +81,7 @@ class RoundBatch:
 
     def padded(self, of_tokens: Tensor) -> Tensor:
         """`[R, longest]` of `[sum of completion lengths]`, 0 behind the end of a row."""
-        filled = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
+        filled = filled_places(self.completion_lengths, int(self.completion_lengths.max()))
         return torch.zeros(filled.shape, dtype=of_tokens.dtype).masked_scatter_(filled, of_tokens)
 
     def token_mask(self) -> Tensor:
@@ -75,47 +92,67 @@ class RoundBatch:
         """Returns the places that the tokens of these rows, one after another, have among those of all rows, int64
         `[K]`. Only tokens that the policy wrote count."""
         counts = self.token_mask().sum(1)
-        return places_of((counts.cumsum(0) - counts)[samples], counts[samples])
+        return places_of(starts_of(counts)[samples], counts[samples])
 
     def tensors(self) -> dict[str, Tensor]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def round_batch(
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[float]],
+    rows: Sequence[TokenSequence],
     rewards: Sequence[float],
-    truncated: Sequence[bool],
-    loss_masks: Sequence[Sequence[bool]] | None = None,
+    truncated: Sequence[bool] | None = None,
     owners: Sequence[int] | None = None,
     turn_advantages: Sequence[Sequence[float]] = (),
 ) -> RoundBatch:
-    """Puts `R` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained; no
-    owners: each is a completion of its own."""
+    """Puts `R` rows, one after another, into flat tensors.
+
+    Args:
+        rewards: of the `N` completions.
+        truncated: of the `N` completions; None: none was.
+        owners: of the `R` rows; None: each is a completion of its own.
+        turn_advantages: of the tokens of the `R` rows; empty without any.
+    """
     numbers: dict[tuple[int, ...], int] = {}
-    flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
+    owned = torch.arange(len(rows)) if owners is None else torch.tensor(owners)
+    cut = torch.tensor([False] * len(rewards) if truncated is None else truncated, dtype=torch.long)
     return RoundBatch(
-        token_ids=torch.tensor(flat, dtype=torch.long),
-        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
-        completion_lengths=torch.tensor([len(completion) for completion in completions]),
-        truncated=torch.tensor(truncated, dtype=torch.long),
-        rollout_logps=torch.tensor([value for row in logprobs for value in row], dtype=torch.float32),
+        token_ids=_flat([part for row in rows for part in (row.prompt_token_ids, row.token_ids)], torch.long),
+        prompt_lengths=torch.tensor([len(row.prompt_token_ids) for row in rows]),
+        completion_lengths=torch.tensor([len(row.token_ids) for row in rows]),
+        truncated=cut[owned],
+        rollout_logps=_flat([row.logprobs for row in rows], torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
-        loss_mask=torch.tensor(
-            [trained for mask in loss_masks or ([1] * len(row) for row in completions) for trained in mask],
-            dtype=torch.long,
-        ),
-        prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
-        owners=torch.arange(len(prompts)) if owners is None else torch.tensor(owners),
-        turn_advantages=torch.tensor([value for row in turn_advantages for value in row], dtype=torch.float32),
+        loss_mask=_flat([row.loss_mask for row in rows], torch.long),
+        prompt_numbers=torch.tensor([numbers.setdefault(tuple(row.prompt_token_ids), len(numbers)) for row in rows]),
+        owners=owned,
+        turn_advantages=_flat(turn_advantages, torch.float32),
     )
 
 
+def _flat(of_rows: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
+    """Returns the values of all rows one after another."""
+    return torch.tensor(list(chain.from_iterable(of_rows)), dtype=dtype)
+
+
+def everywhere(batch: RoundBatch | None, ranks: Ranks) -> RoundBatch:
+    """Returns the batch of rank 0 on every rank; the others pass None. Collective."""
+    return RoundBatch(*ranks.broadcast(None if batch is None else list(batch.tensors().values())))
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    """Returns where each of `R` stretches begins, `[R]`, if they stand one after another."""
+    return lengths.cumsum(0) - lengths
+
+
 def places_of(starts: Tensor, lengths: Tensor) -> Tensor:
-    """`start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
-    before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
+    """Returns `start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
+    return torch.arange(int(lengths.sum())) + (starts - starts_of(lengths)).repeat_interleave(lengths)
+
+
+def filled_places(lengths: Tensor, width: int) -> Tensor:
+    """Returns which entries of `R` padded rows are not padding, bool `[R, width]`."""
+    return torch.arange(width) < lengths[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +239,14 @@ def collate(
     ranks = 1 if sequence is None else sequence.size
     rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
     lengths = batch.completion_lengths[samples]
-    totals = batch.prompt_lengths + batch.completion_lengths
-    steps = torch.arange(int(lengths.max()) if units else 1)
-    mask = steps < lengths[:, None]
-    logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
-    mask[mask.clone()] = batch.loss_mask[(logp_starts[:, None] + steps)[mask]].bool()
+    width = int(lengths.max()) if units else 1
+    steps = torch.arange(width)
+    places = batch.own_starts[samples][:, None] + steps
+    mask = filled_places(lengths, width)
+    mask[mask.clone()] = batch.loss_mask[places[mask]].bool()
     rollout_logps = torch.zeros(mask.shape)
-    rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
-    token_starts = (totals.cumsum(0) - batch.completion_lengths)[samples]
+    rollout_logps[mask] = batch.rollout_logps[places[mask]]
+    token_starts = (batch.starts + batch.prompt_lengths)[samples]
     # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
     positions = torch.where(steps == 0, rows.before[:, None], rows.own[:, None] + steps - 1)[mask]
     mine = None
@@ -238,11 +275,10 @@ def collate(
 def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     if not len(samples):
         return _Rows(batch.token_ids[None, :1], samples, samples)
-    totals = batch.prompt_lengths + batch.completion_lengths
-    starts = (totals.cumsum(0) - totals)[samples]
-    lengths = totals[samples]
+    starts = batch.starts[samples]
+    lengths = batch.lengths[samples]
     columns = torch.arange(int(lengths.max()))
-    real = columns < lengths[:, None]
+    real = filled_places(lengths, len(columns))
     token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
     own = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples]
     return _Rows(token_ids, own - 1, own)
@@ -252,8 +288,7 @@ def _packed(
     batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool, least: int
 ) -> _Rows:
     """One row of `least` tokens or more; with `shared` each unit's prompt once, then its completions."""
-    totals = batch.prompt_lengths + batch.completion_lengths
-    starts = (totals.cumsum(0) - totals).tolist()
+    starts = batch.starts.tolist()
     prompts = batch.prompt_lengths.tolist()
     completions = batch.completion_lengths.tolist()
     sources = []

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch import Tensor
 
 from swift_r1.data.choices import Choices
 from swift_r1.errors import RunFailed
@@ -24,8 +23,9 @@ from swift_r1.rollout.scoring import ScoredRound, completion_row, outcomes_of, r
 from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
-from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
+from swift_r1.training.checkpoint.resume import RunProgress
 from swift_r1.training.memory import GIB, peak_bytes
+from swift_r1.training.open_round import OpenRound
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -47,31 +47,27 @@ class Bookkeeping:
     timed: Sequence[str]  # what of a step the stopwatch measures
     max_skipped_steps: int
 
-    def round(
-        self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress, entropies: Tensor | None = None
-    ) -> dict[str, float]:
-        """Writes the round's completions (with their `entropies` `[N]`) down, tells the sampler of them, checks that
-        rewards are valid often enough, and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too
-        often, or no completion has one."""
+    def round(self, scored: ScoredRound, progress: RunProgress) -> dict[str, float]:
+        """Writes the round's completions down, tells the sampler of them, checks that rewards are valid often enough,
+        and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too often, or no completion has
+        one."""
         assert self.monitor is not None
         step = progress.summary.steps + 1
-        rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
-        for row, entropy in zip(rows, [] if entropies is None else entropies.tolist(), strict=entropies is not None):
-            row["entropy"] = entropy
-        rows += [completion_row(item, step, None, dropped=True) for item in scored.dropped]
+        rows = [completion_row(trajectory, step) for trajectory in scored.trained]
+        rows += [completion_row(trajectory, step, dropped=True) for trajectory in scored.dropped]
         with self.ranks.busy():
             self.recorder.completions(rows)
         if self.choices is not None:
-            self.choices.hear(progress.rounds - 1, outcomes_of(scored, advantages, step))
+            self.choices.hear(progress.rounds - 1, outcomes_of(scored, step))
         for batch, columns in scored.calls:
             self.monitor.update(columns, batch)
         why = scored.no_reward
         if why is not None and self.monitor.max_ratio < 1:
             raise RunFailed(f"none of the round's {len(rows)} completions has a valid reward; the first: {why}")
         metrics = round_metrics(scored)
-        if entropies is not None:
-            known = entropies[~entropies.isnan()]
-            metrics |= {"entropy/max": known.max().item(), "entropy/min": known.min().item()} if len(known) else {}
+        entropies = [one.entropy for one in scored.trained if one.entropy is not None and not math.isnan(one.entropy)]
+        if entropies:
+            metrics |= {"entropy/max": max(entropies), "entropy/min": min(entropies)}
         progress.summary.saw_reward(metrics["reward"])
         return metrics
 

@@ -10,9 +10,10 @@ from swift_r1.algorithms import LossOutput, chord_mu, expert_loss
 from swift_r1.data.experts import ExpertAnswers
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
-from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.batching import Batching, everywhere, round_batch, split_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,9 @@ class Experts:
         count = size * args.gradient_accumulation_steps * args.batch_processes
         batch = None
         if self.answers is not None:
-            prompts, answers = zip(*self.answers.drawn(done * count, count), strict=True)
-            nothing = [[0.0] * len(answer) for answer in answers]
-            batch = round_batch(prompts, answers, nothing, [0.0] * count, [False] * count)
-        batch = RoundBatch(*ranks.broadcast(None if batch is None else list(batch.tensors().values())))
+            rows = [TokenSequence.of_answer(*pair) for pair in self.answers.drawn(done * count, count)]
+            batch = round_batch(rows, rewards=[0.0] * count)
+        batch = everywhere(batch, ranks)
         alone = replace(self.batching, completions=size, group_size=1, overlong_filter=False, silent_apart=False)
         tokens = float(batch.completion_lengths.sum())
         return ExpertStep(mu, split_step(batch, range(count), alone, ranks), tokens, args.chord_enable_phi_function)

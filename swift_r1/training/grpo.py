@@ -29,15 +29,14 @@ from swift_r1.algorithms.off_policy import WholeMeans, completion_weights, of_ow
 from swift_r1.flags import RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.models.weights import part_of, whole_shape
-from swift_r1.rollout.base import Conversation, TokenSequence
 from swift_r1.rollout.scoring import ScoredRound
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import trained_parameters
-from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.batching import Batching, RoundBatch, everywhere, round_batch, split_step
 from swift_r1.training.chord import ExpertStep
 from swift_r1.training.token_values import StepTokens
-from swift_r1.wire.protocol import Completion
 
 _SAMPLED = 256  # numbers of a matrix, at least
 
@@ -50,46 +49,34 @@ def batch_of_round(
 ) -> RoundBatch:
     """Returns the round's completions, which rank 0 has, as tensors on every rank; after `prompts`, where these are not
     their own; with the advantages of turns, scaled as `per_turn` says. Collective."""
-    if scored is None:
-        return RoundBatch(*ranks.broadcast(None))
-    conversations = [item.conversation for item in scored.trained]
-    rows = [(number, row) for number, one in enumerate(conversations) for row in one.sequences or (_nothing(one),)]
-    sequences = [row for _, row in rows]
-    batch = round_batch(
-        prompts or [row.prompt_token_ids for row in sequences],
-        [row.completion.token_ids for row in sequences],
-        [row.completion.logprobs for row in sequences],
-        [item.outcome for item in scored.trained],
-        [conversations[number].finish_reason == "length" for number, _ in rows],
-        [row.loss_mask for row in sequences],
-        [number for number, _ in rows],
-        () if per_turn is None else _of_turns(scored, per_turn),
-    )
-    if ranks.world_size > 1:
-        ranks.broadcast(list(batch.tensors().values()))
-    return batch
+    batch = None
+    if scored is not None:
+        trained = scored.trained
+        rows = [row for trajectory in trained for row in trajectory.rows]
+        if prompts is not None:
+            rows = [replace(row, prompt_token_ids=prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        batch = round_batch(
+            rows,
+            rewards=[trajectory.outcome for trajectory in trained],
+            truncated=[trajectory.finish_reason == "length" for trajectory in trained],
+            owners=[number for number, trajectory in enumerate(trained) for _ in trajectory.rows],
+            turn_advantages=() if per_turn is None else _of_turns(trained, per_turn),
+        )
+    return everywhere(batch, ranks)
 
 
-def _of_turns(scored: ScoredRound, scale_rewards: str) -> list[list[float]]:
+def _of_turns(trained: Sequence[Trajectory], scale_rewards: str) -> list[list[float]]:
     """Returns what the rewards of turns add to the advantage of each row's tokens; 0 for those of no turn."""
-    groups = [list(group) for _, group in groupby(scored.trained, key=lambda item: item.group)]
-    rewards = [[one.conversation.turn_rewards for one in group] for group in groups]
-    found = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
+    groups = [list(group) for _, group in groupby(trained, key=lambda trajectory: trajectory.group)]
+    rewards = [[trajectory.turn_rewards for trajectory in group] for group in groups]
+    advantages = turn_advantages(rewards, scale_rewards)  # type: ignore[arg-type]  # checked by the parser
     of_rows = []
-    for item, own in zip(chain.from_iterable(groups), chain.from_iterable(found), strict=True):
-        valid = [] if math.isnan(item.objective) else own
-        sequences = item.conversation.sequences or (_nothing(item.conversation),)
-        for row in sequences:
-            turns = row.turns or (-1,) * len(row.loss_mask)
-            of_rows.append([valid[turn] if turn >= 0 and valid else 0.0 for turn in turns])
+    for trajectory, of_turns in zip(trained, chain.from_iterable(advantages), strict=True):
+        known = not math.isnan(trajectory.objective) and len(of_turns) > 0
+        for row in trajectory.rows:
+            turns = row.turns or (-1,) * len(row.token_ids)
+            of_rows.append([of_turns[turn] if known and turn >= 0 else 0.0 for turn in turns])
     return of_rows
-
-
-def _nothing(conversation: Conversation) -> TokenSequence:
-    """The row of an episode in which the model wrote nothing: nothing is trained."""
-    ids = conversation.prompt.token_ids
-    completion = Completion(token_ids=ids[-1:], logprobs=(0.0,), finish_reason="stop", weight_version=0)
-    return TokenSequence(ids, completion, (False,))
 
 
 def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:

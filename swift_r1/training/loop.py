@@ -57,9 +57,10 @@ from swift_r1.training import grpo, ppo, token_values
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
-from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
+from swift_r1.training.checkpoint.resume import Checkpoints, RunProgress, RunSummary
 from swift_r1.training.chord import Experts
 from swift_r1.training.evaluation.evaluate import EvaluationLeft, Evaluator
+from swift_r1.training.open_round import OpenRound, saved_round
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.recorded import RecordedRounds
 from swift_r1.training.shared_device import SharedDevice
@@ -171,7 +172,9 @@ class Trainer:
             advantages, metrics = self.advantages(batch, steps, self.summary.steps)
             entropies = grpo.completion_entropies(steps, batch, self.ranks) if self.args.log_entropy else None
         if scored is not None:
-            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
+            of_completions = None if entropies is None else entropies.tolist()
+            scored = scored.with_advantages(advantages.of_completions.tolist(), of_completions)
+            metrics |= self.books.round(scored, self.progress)
         updated = self.plan.completions_per_optimizer_step
         recorded = token_values.chosen(scored, self.summary.steps + 1, updated, self.token_share, self.ranks)
         # What the round took as a whole is divided among its steps.

@@ -174,20 +174,13 @@ def _tokens(args: RlhfArguments, world_size: int, prompt: int) -> tuple[int, int
 def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     """Returns how many numbers get a gradient, and how many of them are in adapters."""
     if args.train_type != "full":
-        from swift_r1.models.lora import LoraSettings  # torch is behind it
-
-        lora = LoraSettings.of(args)
-        assert lora is not None  # its train_type says so
-        adapters = shape.adapters(lora)
+        adapters = shape.adapters(args)
         return adapters, adapters
-    if not (args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio):
+    if not args.freezes:
         return shape.total, 0
-    from swift_r1.models.weights import freezing_of, frozen_names
+    from swift_r1.models.weights import frozen_names
 
-    freezing = freezing_of(args)
-    if freezing is None:
-        return shape.total, 0
-    frozen = frozen_names(shape.weights, freezing)
+    frozen = frozen_names(shape.weights, args)
     return sum(size for name, size in shape.weights if name not in frozen), 0
 
 

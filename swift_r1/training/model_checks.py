@@ -15,6 +15,7 @@ from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.logprobs import rounded_products
 from swift_r1.models.multimodal import probe_tokens
 from swift_r1.models.policy import Critic, ModelInputs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.serving.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.serving.engines.decoding import other_layers
 from swift_r1.training.backends.base import Backend
@@ -94,7 +95,10 @@ def why_not_packed(backend: Backend, form: Form) -> str:
     # Two prompts with two completions each.
     prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]
     completions = [tokens[10:15], tokens[15:22], tokens[22:25], tokens[25:31]]
-    batch = round_batch(prompts, completions, [[0.0] * len(c) for c in completions], [0.0] * 4, [False] * 4)
+    rows = [
+        TokenSequence.of_answer(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    batch = round_batch(rows, rewards=[0.0] * 4)
     alone = [(0,), (1,), (2,), (3,)]
     with narrowed(backend.model), torch.no_grad():
         apart = output(alone, Form())
@@ -142,7 +146,7 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
         # With a critic, a KL, a teacher, rewards of turns or the baseline of the whole batch they teach all the same.
         silent_apart=critic is None
         and not args.beta
-        and args.teaches_by is None
+        and args.distillation is None
         and args.advantage_per != "turn"
         and ESTIMATORS[args.advantage_estimator].baseline == "group",
     )

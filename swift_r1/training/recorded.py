@@ -15,11 +15,12 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.record.recorded import RecordedRun, WholeCompletion, row_columns
 from swift_r1.rewards.batch import RewardAnswer, RewardCall, RewardCaller, Submitted
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome
-from swift_r1.rollout.base import Conversation, OnDone, OnOutput, TokenSequence, TrainedPolicy, still_wanted
+from swift_r1.rollout.base import OnDone, OnOutput, TrainedPolicy, still_wanted
 from swift_r1.rollout.remote import explained_difference, own_logprobs
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import ScoredRound, Scoring
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
 class NothingGenerated:
@@ -153,9 +154,9 @@ class RecordedRounds:
             self.position = self.position[0] + recorded.prompts, self.position[1]
             if isinstance(self.rewards, RecordedRewards):
                 self.rewards.rows = {f"{one.request_id}/{one.number}": row for one, row in recorded.completions}
-            conversations = [_conversation(one, row) for one, row in recorded.completions]
+            trajectories = [_trajectory(one, row) for one, row in recorded.completions]
             size = sampler.plan.num_generations
-            groups = [conversations[at : at + size] for at in range(0, len(conversations), size)]
+            groups = [trajectories[at : at + size] for at in range(0, len(trajectories), size)]
             state = {"global_step": step, "max_steps": sampler.plan.scheduled_steps}
             prompts = [one[0].prompt for one in groups]
             names = [one[0].request_id for one in groups]
@@ -166,7 +167,7 @@ class RecordedRounds:
             return scoring.result()
 
 
-def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
+def _trajectory(one: WholeCompletion, row: Mapping[str, Any]) -> Trajectory:
     """Returns what was sampled. Of the prompt's messages only their text is recorded where there was one turn."""
     ids = tuple(one.token_ids)
     text = row["completion"]
@@ -178,23 +179,24 @@ def _conversation(one: WholeCompletion, row: Mapping[str, Any]) -> Conversation:
         token_ids=tuple(one.prompt_token_ids),
         columns=row_columns(row),
     )
-    completion = Completion(
+    known = "weight_versions" in row
+    sequence = TokenSequence(
+        prompt_token_ids=prompt.token_ids,
         token_ids=ids,
         logprobs=tuple(one.rollout_logps),
-        finish_reason=row["finish_reason"],
-        weight_version=row["weight_version"],
-        newest_weight_version=row.get("newest_weight_version"),
-        weight_versions=tuple(map(tuple, row["weight_versions"])) if "weight_versions" in row else None,
+        loss_mask=one.written,
+        versions=tuple(map(tuple, row["weight_versions"])) if known else ((0, row["weight_version"]),),
+        newest_untold=None if known else row.get("newest_weight_version"),
     )
     turns = row.get("turns")
-    return Conversation(
+    return Trajectory(
         request_id=str(one.request_id),
         prompt=prompt,
-        sequences=(TokenSequence(prompt.token_ids, completion, one.written),),
+        sequences=(sequence,),
         turns=(ids,) if turns is None else ((),) * turns,
         messages=row.get("messages") or [*map(dict, prompt.messages), {"role": "assistant", "content": text}],
         text=text,
-        finish_reason=completion.finish_reason,
+        finish_reason=row["finish_reason"],
         infos=None
         if turns is None
         else {name: row[name] for name in ("tool_calls",) if name in row} | {"num_turns": turns},

@@ -64,7 +64,7 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
     trainer.recorder.phase_end()
     if not trainer.ranks.is_rank0:
         return
-    rows = [completion_row(item, number, None) for number, one in enumerate(found) for item in one.trained]
+    rows = [completion_row(item, number) for number, one in enumerate(found) for item in one.trained]
     trainer.recorder.completions(rows)
     content = {"parts": parts, "steps": steps.logged, "fault": fault, "invalid": _invalid(found)}
     (trainer.books.run_dir / FORECAST_FILE).write_text(json.dumps(standard_json(content)) + "\n", encoding="utf-8")

@@ -140,8 +140,9 @@ def _check_threads(args: RlhfArguments, start: Start, saved: RunState) -> None:
     exact = args.deterministic and saved.fingerprint.world_size == processes
     if exact and saved.fingerprint.threads != threads and not args.resume_force:
         raise UsageError(
-            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
-            f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
+            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads per process, here "
+            f"there are {threads}, which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or "
+            "--resume_force true"
         )
 
 
@@ -211,8 +212,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         rounds = _recorded_rounds(context, data, sampler, backend)
     elif prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        more_turns = make_turns if args.plays_agent else open_turns(context, facts, tool_kit)  # a stage is one round's
-        rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
+        rounds = PrefetchedRounds(sampler, rollouts, make_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):

@@ -20,10 +20,10 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.flags import Plan, RlhfArguments
 from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
-from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.lora import adapter_config
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.shape import transformers_config
-from swift_r1.models.weights import freezing_of, trained_share
+from swift_r1.models.weights import trained_share
 from swift_r1.record.events import Events
 from swift_r1.record.recorded import Replay
 from swift_r1.record.spans import Spans, Stopwatch
@@ -111,9 +111,6 @@ def open_policy(context: Context) -> Backend:
     or trained as the flags say."""
     args = context.args
     ranks = context.ranks
-    lora = LoraSettings.of(args)
-    quantization = quantization_of(args)
-    freezing = freezing_of(args)
     if not args.use_vllm:
         check_layers(transformers_config(args.model).get_text_config())
 
@@ -122,9 +119,8 @@ def open_policy(context: Context) -> Backend:
             args.model,
             args.torch_dtype,
             args.gradient_checkpointing,
-            lora,
-            quantization=quantization,
-            freezing=freezing,
+            args,
+            quantization=quantization_of(args),
             attention=args.attn_impl,
         )
 
@@ -133,7 +129,7 @@ def open_policy(context: Context) -> Backend:
     check_logprobs(backend)
     if ranks.is_rank0:
         logger.info("backend: %s", json.dumps(backend.describe()))
-        if lora is not None or freezing is not None:
+        if args.takes_adapters or args.freezes:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
         if args.lora_dropout:
             logger.info(
@@ -322,17 +318,16 @@ def open_rollouts(
             )
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
     adapter = None
-    lora = LoraSettings.of(args)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
     # knows no magnitudes (DoRA), nor modules beside the adapters.
-    alone = lora is not None and quantization_of(args) is None and lora.low_rank_alone
-    if lora is not None and max_rank and not alone and ranks.is_rank0:
+    alone = args.takes_adapters and quantization_of(args) is None and args.low_rank_alone
+    if args.takes_adapters and max_rank and not alone and ranks.is_rank0:
         logger.info("whole weights go to the rollout server: it would make another policy of these adapters alone")
-    if lora is not None and max_rank and alone:
-        if lora.rank > max_rank:
+    if max_rank and alone:
+        if args.lora_rank > max_rank:
             raise UsageError(
-                f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "
-                f"{lora.rank} or more, or without --vllm_enable_lora"
+                f"--lora_rank {args.lora_rank} is more than the rollout server takes: start it with "
+                f"--vllm_max_lora_rank {args.lora_rank} or more, or without --vllm_enable_lora"
             )
         if not own_base:
             servers = args.vllm_server_file or ", ".join(args.rollout_base_urls)
@@ -340,7 +335,7 @@ def open_rollouts(
                 f"a rollout server of {servers} holds whole weights that another run has pushed, and adapters need its "
                 "own: start it again"
             )
-        adapter = adapter_config(backend.model, lora)
+        adapter = adapter_config(backend.model, args)
         if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))

@@ -24,7 +24,6 @@ from swift_r1.flags.adapters import AdapterArguments, adapter_flags
 from swift_r1.flags.distillation import HINT, POLICY
 from swift_r1.models.loading import load_model
 from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.models.shape import transformers_config
 from swift_r1.rollout.scoring import ScoredRound
@@ -81,10 +80,13 @@ class Teacher:
         return replace(taught, teacher_ids=micro.unflatten(ids), teacher_tops=micro.unflatten(tops))
 
     def prompts(self, scored: ScoredRound) -> list[tuple[int, ...]]:
-        """The prompt that the teacher reads, of each completion."""
-        prompts = [item.conversation.prompt for item in scored.trained]
-        known = {id(one): self._prompt(one) for one in {id(one): one for one in prompts}.values()}  # once a group
-        return [known[id(one)] for one in prompts]
+        """Returns the prompt that the teacher reads, of each completion."""
+        known: dict[int, tuple[int, ...]] = {}  # once a group
+        for trajectory in scored.trained:
+            prompt = trajectory.prompt
+            if id(prompt) not in known:
+                known[id(prompt)] = self._prompt(prompt)
+        return [known[id(trajectory.prompt)] for trajectory in scored.trained]
 
     def _prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Returns a prompt with the hint, if it has one, in the place of the user's last message. Raises RunFailed."""
@@ -112,7 +114,7 @@ class LocalTeacher(Teacher):
     def teach(self, scored: ScoredRound | None, batch: RoundBatch, steps: Steps) -> Steps:
         hinted = None
         prompts = [] if scored is None else self.prompts(scored)
-        own = [] if scored is None else [item.conversation.prompt.token_ids for item in scored.trained]
+        own = [] if scored is None else [trajectory.prompt.token_ids for trajectory in scored.trained]
         if self.ranks.max(float(prompts != own)):
             hinted = batch_of_round(scored, self.ranks, prompts)
         return [[self._taught(micro, batch, hinted) for micro in step] for step in steps]
@@ -153,36 +155,40 @@ class ServerTeacher(Teacher):
         with self.ranks.busy():
             answers = None if scored is None else self._ask(scored)
         logps, *wide = self.ranks.broadcast(answers)
-        said = [logps, *(one.view(len(logps), self.top) for one in wide)]
-        first = batch.completion_lengths.cumsum(0) - batch.completion_lengths
+        of_tokens = [logps, *(one.view(len(logps), self.top) for one in wide)]
+        first = batch.own_starts
 
         def taught(micro: MicroBatch) -> MicroBatch:
             mask = micro.mask.cpu()
             place = (first[micro.samples][:, None] + torch.arange(mask.shape[1]))[mask]
-            return self.filled(micro, *(one[place].to(micro.mask.device) for one in said))
+            return self.filled(micro, *(one[place].to(micro.mask.device) for one in of_tokens))
 
         return [[taught(micro) for micro in step] for step in steps]
 
     def _ask(self, scored: ScoredRound) -> list[Tensor]:
         """Returns, for all tokens of the completions one after another: log-probs `[K]`, and with `top` ids and
         log-probs `[K * top]`. Raises ServerUnreachable, RunFailed."""
-        conversations = [item.conversation for item in scored.trained]
-        own: dict[str, list[int]] = {tag: [] for tag in self.servers}
-        for number, one in enumerate(conversations):
-            own[self._tag(one.prompt)].append(number)
-        starts = range(0, len(conversations), _AT_ONCE)  # servers in turn: as many are asked at a time
-        work = [(tag, part) for i in starts for tag, found in own.items() if (part := found[i : i + _AT_ONCE])]
-        written = [one.sequences[0].completion.token_ids for one in conversations]  # no agent has a teacher
-        sizes = list(map(len, written))
-        whole = [(*prompt, *own) for prompt, own in zip(self.prompts(scored), written, strict=True)]
+        trained = scored.trained
+        of_tag: dict[str, list[int]] = {tag: [] for tag in self.servers}
+        for number, trajectory in enumerate(trained):
+            of_tag[self._tag(trajectory.prompt)].append(number)
+        work = []
+        for start in range(0, len(trained), _AT_ONCE):  # servers in turn: as many are asked at a time
+            for tag, numbers in of_tag.items():
+                part = numbers[start : start + _AT_ONCE]
+                if part:
+                    work.append((tag, part))
+        written = [trajectory.sequences[0].token_ids for trajectory in trained]  # no agent has a teacher
+        whole = [(*prompt, *ids) for prompt, ids in zip(self.prompts(scored), written, strict=True)]
         rows: dict[int, tuple[Sequence[Any], ...]] = {}
         with ThreadPoolExecutor(len(self.servers)) as threads:
             answers = threads.map(lambda part: self._scores(part[0], [whole[number] for number in part[1]]), work)
             for (_, numbers), answer in zip(work, answers, strict=True):
                 self.progress("the teacher's log-probs")
+                columns = (answer.logprobs, answer.top_ids, answer.top_logprobs)
                 for place, number in enumerate(numbers):
-                    parts = (answer.logprobs, answer.top_ids, answer.top_logprobs)
-                    rows[number] = tuple(part[place][-sizes[number] :] if part else () for part in parts)
+                    size = len(written[number])
+                    rows[number] = tuple(column[place][-size:] if column else () for column in columns)
         kinds = (torch.float32, torch.long, torch.float32)[: 3 if self.top else 1]
         return [
             torch.tensor([value for number in range(len(whole)) for value in rows[number][part]], dtype=kind).flatten()
@@ -223,7 +229,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     other tokens."""
     args = context.args
     ranks = context.ranks
-    if args.teaches_by is None:
+    if args.distillation is None:
         return None
     encoder = PromptEncoder(context.tokenizer, Wording.of(args)) if context.start.replay is None else None
     top = args.gkd_logits_topk or 0
@@ -251,7 +257,7 @@ def open_teacher(context: Context, backend: Backend, batching: Batching) -> Teac
     folder = args.teacher_adapters
     if folder is not None:
         flags = adapter_flags("--teacher_adapters", folder)
-        lora = LoraSettings.of(AdapterArguments(train_type="lora", adapters=[folder], **flags))
+        lora = AdapterArguments(train_type="lora", adapters=[folder], **flags)
 
     def load() -> PreTrainedModel:
         return load_model(path, args.torch_dtype, False, lora, attention=args.attn_impl, flag="--teacher_model")

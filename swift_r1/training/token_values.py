@@ -13,10 +13,11 @@ from torch import Tensor
 from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.record.token_record import TokenRows
-from swift_r1.rollout.scoring import ScoredCompletion, ScoredRound
-from swift_r1.rollout.staleness import spread, stretches, versions_of_tokens
+from swift_r1.rollout.scoring import ScoredRound
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.batching import RoundBatch, places_of
+from swift_r1.training.batching import RoundBatch, filled_places, places_of, starts_of
+from swift_r1.wire.protocol import versions_of_tokens
 
 _OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
 
@@ -37,11 +38,12 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     trained = () if scored is None else scored.trained
     row = 0
     for first in range(0, len(trained), size):
-        places = [_place(item.conversation.prompt.prompt_id) for item in trained[first : first + size]]
-        for item, place in zip(trained[first : first + size], places, strict=True):
-            if place <= max(share, min(places)):
-                found |= {row + number: own for number, own in enumerate(_who(item, step))}
-            row += max(1, len(item.conversation.sequences))  # an episode without any has a row of padding
+        places = [_place(trajectory.prompt.prompt_id) for trajectory in trained[first : first + size]]
+        most = max(share, min(places))
+        for trajectory, place in zip(trained[first : first + size], places, strict=True):
+            if place <= most:
+                found |= enumerate(_who(trajectory, step), start=row)
+            row += len(trajectory.rows)
     samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found), dtype=torch.long)])[0].tolist()
     return [{"sample": sample} | found.get(sample, {}) for sample in samples]
 
@@ -51,20 +53,19 @@ def _place(prompt_id: str) -> float:
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _who(item: ScoredCompletion, step: int) -> list[dict[str, Any]]:
+def _who(trajectory: Trajectory, step: int) -> list[dict[str, Any]]:
     """Returns the ids that each of its rows has."""
-    conversation = item.conversation
     return [
         {
             "round_step": step,
-            "prompt_id": conversation.prompt.prompt_id,
-            "request_id": conversation.request_id,
-            "number": item.number,
-            "group": item.group,
+            "prompt_id": trajectory.prompt.prompt_id,
+            "request_id": trajectory.request_id,
+            "number": trajectory.number,
+            "group": trajectory.group,
             "sequence": number,
-            "weight_versions": stretches(one.completion),
+            "weight_versions": one.versions,
         }
-        for number, one in enumerate(conversation.sequences)
+        for number, one in enumerate(trajectory.sequences)
     ]
 
 
@@ -78,7 +79,7 @@ class StepTokens:
         self._samples = torch.tensor([one["sample"] for one in recorded])
         self._lengths = batch.completion_lengths[self._samples]
         self._starts = torch.full((len(batch.owners),), -1)  # of a row's values; -1: not recorded
-        self._starts[self._samples] = self._lengths.cumsum(0) - self._lengths
+        self._starts[self._samples] = starts_of(self._lengths)
         self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
         self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch: samples, and on its device `[names, R, T]`
 
@@ -98,53 +99,50 @@ class StepTokens:
         values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
         for samples, found in self._found:
             lengths = self._batch.completion_lengths[samples]
-            values[:, places_of(self._starts[samples], lengths)] = found.cpu()[:, _filled(lengths, found.shape[2])]
+            values[:, places_of(self._starts[samples], lengths)] = found.cpu()[
+                :, filled_places(lengths, found.shape[2])
+            ]
         of_ranks = ranks.sum_data(values)
         if not ranks.is_rank0:
             return None
         batch = self._batch
         lengths = self._lengths
         prompts = batch.prompt_lengths[self._samples]
-        starts = (batch.prompt_lengths + batch.completion_lengths).cumsum(0)[self._samples] - lengths
-        own = places_of(batch.completion_lengths.cumsum(0)[self._samples] - lengths, lengths)
+        starts = batch.starts[self._samples]
+        own = places_of(batch.own_starts[self._samples], lengths)
         mine = advantages[self._samples]
+        of_tokens = mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[filled_places(lengths, mine.shape[1])]
         written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
-        versions = numpy.array([version for one in written for version in spread(*one)], numpy.int32)
+        versions = numpy.array([version for one in written for version in versions_of_tokens(*one)], numpy.int32)
         tokens = {
-            "token_ids": batch.token_ids[places_of(starts, lengths)],
+            "token_ids": batch.token_ids[places_of(starts + prompts, lengths)],
             "written": batch.loss_mask[own],
             "rollout_logps": batch.rollout_logps[own],
-            "advantages": mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[_filled(lengths, mine.shape[1])],
+            "advantages": of_tokens,
             **dict(zip(self._names, of_ranks, strict=True)),
         }
         return TokenRows(
             completions=self._recorded,
             prompt_lengths=prompts.numpy(),
-            prompt_token_ids=batch.token_ids[places_of(starts - prompts, prompts)].numpy(),
+            prompt_token_ids=batch.token_ids[places_of(starts, prompts)].numpy(),
             lengths=lengths.numpy(),
             tokens={"weight_versions": versions} | {name: values.numpy() for name, values in tokens.items()},
         )
 
 
-def _filled(lengths: Tensor, width: int) -> Tensor:
-    """bool `[R, width]`, which entries of padded rows are not padding."""
-    return torch.arange(width) < lengths[:, None]
-
-
-def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
-    """Completions of an evaluation of the weights of `step`."""
-    sequences = [one for item in items for one in item.conversation.sequences]
+def probe_rows(trajectories: Sequence[Trajectory], step: int) -> TokenRows:
+    """Returns the tokens of an evaluation of the weights of `step`."""
+    sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     prompts = [one.prompt_token_ids for one in sequences]
-    answers = [one.completion for one in sequences]
     tokens: dict[str, list[Sequence[float]]] = {
-        "token_ids": [one.token_ids for one in answers],
-        "rollout_logps": [one.logprobs for one in answers],
-        "weight_versions": [versions_of_tokens(one) for one in answers],
+        "token_ids": [one.token_ids for one in sequences],
+        "rollout_logps": [one.logprobs for one in sequences],
+        "weight_versions": [one.versions_of_tokens() for one in sequences],
     }
     return TokenRows(
-        completions=[own for item in items for own in _who(item, step)],
+        completions=[own for trajectory in trajectories for own in _who(trajectory, step)],
         prompt_lengths=numpy.array(list(map(len, prompts))),
         prompt_token_ids=numpy.concatenate(prompts),
-        lengths=numpy.array([len(one.token_ids) for one in answers]),
+        lengths=numpy.array([len(one.token_ids) for one in sequences]),
         tokens={name: numpy.concatenate(values) for name, values in tokens.items()},
     )

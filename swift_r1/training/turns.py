@@ -15,13 +15,19 @@ from swift_r1.plugins.tools.parsing import ToolCallParser, chosen_parser
 from swift_r1.plugins.tools.scheduler import ToolKit, check_tool_answers
 from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
 from swift_r1.rollout.agents.processes import AgentProcesses
+from swift_r1.rollout.agents.runner import AgentLimits, AgentRunner
 from swift_r1.rollout.base import EmbeddedRollouts, Generator
-from swift_r1.rollout.multi_turn import ConversationDriver, MultiTurn, OneTurn, Stage
+from swift_r1.rollout.multi_turn import (
+    BatchedTurns,
+    ConversationDriver,
+    ConversationRunner,
+    ServedTurns,
+    SingleTurn,
+)
 from swift_r1.rollout.prefetch import MakeTurns, PrefetchRollouts
 from swift_r1.rollout.remote import ServerRollouts
-from swift_r1.rollout.turn_engine import Limits, TurnEngine
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner, TurnEngine
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.openai_messages import ToolCalls
@@ -56,54 +62,54 @@ def open_tools(context: Context, ends: tuple[int, ...]) -> ToolKit | None:
 
 
 def open_turns(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) -> MakeTurns:
-    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0, or episodes of an
-    agent."""
+    """Returns what drives conversations of one turn, or those that a scheduler or an agent leads."""
     args = context.args
     tokenizer = context.tokenizer
-    if args.plays_agent and context.start.replay is None:
-        runner = open_agents(context, facts) if context.ranks.is_rank0 else None
-
-        def play(generator: Generator, ranks: Ranks) -> ConversationDriver:
-            episodes = None if runner is None else Episodes(runner)
-            if isinstance(generator, EmbeddedRollouts):
-                return MultiTurn(generator, ranks, episodes)
-            assert isinstance(generator, ServerRollouts | PrefetchRollouts)
-            return ServedEpisodes(generator, episodes)
-
-        return play
-    if args.multi_turn_scheduler is None or context.start.replay is not None:
-        return lambda generator, _ranks: OneTurn(
+    runner: ConversationRunner | None = None
+    if context.start.replay is not None or not (args.plays_agent or args.multi_turn_scheduler):
+        return lambda generator, _ranks: SingleTurn(
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
+    if context.ranks.is_rank0:
+        runner = open_agents(context, facts) if args.plays_agent else open_scheduler(context, facts, tool_kit)
+
+    def drive(generator: Generator, ranks: Ranks) -> ConversationDriver:
+        if isinstance(generator, EmbeddedRollouts):
+            return BatchedTurns(generator, ranks, runner)
+        assert isinstance(generator, ServerRollouts | PrefetchRollouts)
+        return ServedTurns(generator, runner)
+
+    return drive
+
+
+def open_scheduler(context: Context, facts: ModelFacts, tool_kit: ToolKit | None) -> SchedulerRunner:
+    """Returns what leads conversations by the run's scheduler, on rank 0."""
+    args = context.args
     name = args.multi_turn_scheduler
-    stage = None
+    assert name is not None
     more: dict[str, Any] = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
     if tool_kit is not None:
         more["kit"] = tool_kit
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](
-            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **more
+            infer_engine=engine, max_turns=args.max_turns, tokenizer=context.tokenizer, **more
         )
         return made
 
-    if context.ranks.is_rank0:
-        limits = Limits(
-            facts.max_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature
-        )
-        encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        stage = Stage(
-            name,
-            args.multi_turn_timeout,
-            make_scheduler,
-            encoder,
-            facts.ends,
-            limits,
-            args.loss_scale == "last_round",
-            tool_kit.pool.worked if tool_kit else lambda: 0.0,
-        )
-        context.cleanup.callback(stage.close)
-    return lambda generator, ranks: MultiTurn(generator, ranks, stage)
+    total = args.completion_length_limit_scope == "total"
+    runner = SchedulerRunner(
+        name,
+        args.multi_turn_timeout,
+        make_scheduler,
+        PromptEncoder(context.tokenizer, wording=Wording.of(args)),
+        facts.ends,
+        Limits(facts.max_length, total, args.max_turns, args.temperature),
+        args.loss_scale == "last_round",
+        tool_kit.pool.worked if tool_kit else lambda: 0.0,
+    )
+    context.cleanup.callback(runner.close)
+    return runner
 
 
 def open_agents(context: Context, facts: ModelFacts) -> AgentRunner:

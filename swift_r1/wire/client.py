@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
+import os
 import time
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.connections import KEEP_ALIVE, LIMITS, AsyncClient, ThreadTurns
+from swift_r1.wire.connections import ServerLoop, pieces_of
 from swift_r1.wire.protocol import ServerRefused
 
 Answer = TypeVar("Answer", bound=BaseModel)
@@ -23,14 +24,13 @@ logger = logging.getLogger(__name__)
 
 QUICK_S = 30.0  # for what a server answers at once, even when busy
 WORK_S = 600.0  # for what takes it long, whatever the model's size
-_CONCURRENT_REQUESTS = 256
+CONCURRENT_REQUESTS = 256  # of one server
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
 _HEALTH_EVERY_S = 2.0
 _LOOKS_A_SECOND = 25  # at all servers together
 _JSON = {"Content-Type": "application/json"}
-_quick_calls = ThreadTurns(32)
 
 
 class RolloutClient:
@@ -43,26 +43,16 @@ class RolloutClient:
     Attributes:
         lease: token of the lease that this client's generations belong to: the server stops those of others for an
             update.
+        loop: runs all requests of this process; coroutines of this class must run on it.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, silence_s: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
         self.silence_s = silence_s
         self.lease: str | None = None
-        # Proxies of the environment are for the internet, not for the server beside us.
-        self._options: dict[str, Any] = {
-            "base_url": self.base_url,
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "timeout": httpx.Timeout(None, connect=_CONNECT_S),
-            "trust_env": False,
-        }
-        self._connections: dict[str, Any] = {
-            "socket_options": KEEP_ALIVE,
-            # The system's certificates, or those that SSL_CERT_FILE names. Reading them takes 30 ms, which plain HTTP,
-            # with its new connections each round, has no use for.
-            "verify": ssl.create_default_context() if httpx.URL(self.base_url).scheme == "https" else False,
-        }
-        self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(limits=LIMITS, **self._connections))
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.loop = ServerLoop.shared()
+        self._closed = False
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -72,7 +62,10 @@ class RolloutClient:
 
     def close(self) -> None:
         """Closes its connections; as a context manager it does so at the end."""
-        self._http.close()
+        if not self._closed:
+            self._closed = True
+            self.loop.run(self.drop_connections())
+            self.loop.close()
 
     def info(self) -> wire.ServerInfo:
         """Model, limits and weight version. Raises ServerUnreachable; ServerRefused while the model loads."""
@@ -140,7 +133,7 @@ class RolloutClient:
             ServerUnreachable: the connection broke, or the server fell silent.
             ServerRefused: the server refused a request.
         """
-        return asyncio.run(self._generate(requests, on_answer))
+        return self.loop.hand_over(partial(self._generate, requests), on_answer)
 
     def score(
         self, sequences: Sequence[Sequence[int]], temperature: float = 1.0, top: int = 0, *, every_copy: bool = True
@@ -155,91 +148,80 @@ class RolloutClient:
     async def _generate(
         self, requests: Sequence[wire.RolloutRequest], on_answer: Callable[[wire.RolloutOutput], None]
     ) -> list[wire.RolloutOutput]:
-        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
-        async with self.open_async() as http:
+        outputs: dict[int, wire.RolloutOutput] = {}
+        waiting = deque(enumerate(requests))
+        over = asyncio.get_running_loop().create_future()
 
-            async def one(request: wire.RolloutRequest) -> wire.RolloutOutput:
-                async with slots:
-                    output = await self.answer(http, request)
-                on_answer(output)
-                return output
+        def failed(error: Exception) -> None:
+            if not over.done():
+                over.set_exception(error)
 
-            tasks = [asyncio.create_task(one(request)) for request in requests]
-            everything = asyncio.gather(*tasks)
-            watch = asyncio.create_task(self.watch())
-            try:
-                first: set[asyncio.Future[Any]] = {everything, watch}
-                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-                if not everything.done():
-                    watch.result()
-                return list(await everything)
-            finally:
-                for task in (watch, *tasks):
-                    task.cancel()
-                await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
+        lane = RequestLane(self, failed)
 
-    def open_async(self) -> AsyncClient:
-        return AsyncClient(self._options, self._connections)
+        def ask_more() -> None:
+            while waiting and len(lane.asked) < CONCURRENT_REQUESTS:
+                number, request = waiting.popleft()
+                lane.ask(request, partial(answered, number))
+            if len(outputs) == len(requests) and not over.done():
+                over.set_result(None)
 
-    async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
+        def answered(number: int, output: wire.RolloutOutput, _seconds: float) -> None:
+            outputs[number] = output
+            on_answer(output)
+            ask_more()
+
+        try:
+            ask_more()
+            await over
+            return [outputs[number] for number in range(len(requests))]
+        finally:
+            await lane.leave()
+
+    async def answer(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
         """The completions of one request; asks a full server again. Raises as `generate` does."""
         body = wire.RolloutBatch(requests=(request,)).model_dump_json()
         while True:
-            try:
-                response = await http.post("/v1/rollouts", content=body, headers=_JSON | self._own)
-            except httpx.HTTPError as error:
-                raise self._unreachable(error, "the completions of a prompt") from error
+            response = await self._request(
+                "POST", "/v1/rollouts", "the completions of a prompt", None, body, _JSON | self._own
+            )
             if wire.FULL_HEADER not in response.headers:
                 return self._parse(response, wire.RolloutResponse).outputs[0]
             await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
 
-    async def put_bucket(
-        self, http: httpx.AsyncClient, headers: Mapping[str, str], chunks: AsyncIterable[bytes], timeout_s: float
-    ) -> None:
-        """Sends a bucket of weights, within `timeout_s` seconds of silence; raises as `call`."""
-        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-        try:
-            response = await http.put("/v1/weights/bucket", content=chunks, headers=dict(headers), timeout=timeout)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error, "a bucket of weights to be taken") from error
-        self._parse(response, wire.UpdateStatus)
+    async def drop_connections(self, kept: int = 0) -> None:
+        """Closes the connections to this server, except so many pools of `KEPT`."""
+        await self.loop.connections.drop(self.base_url, kept)
 
     def is_alive(self, timeout_s: float) -> bool:
         """Whether `/health` answers, whatever it says."""
         try:
-            self._http.get("/health", timeout=timeout_s)
-        except httpx.HTTPError:
+            self.loop.run(self._request("GET", "/health", "GET /health", timeout_s))
+        except ServerUnreachable:
             return False
         return True
 
-    async def watch(
-        self, servers: Callable[[], int] = lambda: 1, last_answer: Callable[[], float] = lambda: 0.0
-    ) -> None:
+    async def watch(self, servers: Callable[[], int], last_answer: Callable[[], float] = lambda: 0.0) -> None:
         """Raises ServerUnreachable once `/health` has not answered for `silence_s`: a stopped process keeps its
-        connections open. Uses a connection of its own, since those of the requests may all be in use.
+        connections open.
 
         With many `servers` that are watched, each is looked at less often; after an answer to something else (its
         `time.monotonic`) not before it has been quiet for as long.
         """
         heard = time.monotonic()
-        async with AsyncExitStack() as stack:
-            http: httpx.AsyncClient | None = None
-            while True:
-                apart = max(_HEALTH_EVERY_S, servers() / _LOOKS_A_SECOND)
-                await asyncio.sleep(apart)
-                asked = time.monotonic()
-                heard = max(heard, last_answer())
-                if asked - heard < apart / 2:
-                    continue
-                if http is None:
-                    http = await stack.enter_async_context(self.open_async())
-                try:
-                    await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
-                    heard = time.monotonic()
-                except httpx.HTTPError as error:
-                    # As of the question: where this process was stopped since then, the silence was its own.
-                    if asked - heard > self.silence_s:
-                        raise self._unreachable(error, "completions") from error
+        while True:
+            apart = max(_HEALTH_EVERY_S, servers() / _LOOKS_A_SECOND)
+            await asyncio.sleep(apart)
+            asked = time.monotonic()
+            heard = max(heard, last_answer())
+            if asked - heard < apart / 2:
+                continue
+            try:
+                await self._request("GET", "/health", "completions", min(_CONNECT_S, self.silence_s))
+                heard = time.monotonic()
+            except ServerUnreachable:
+                # As of the question: where this process was stopped since then, the silence was its own.
+                if asked - heard > self.silence_s:
+                    raise
 
     def call(
         self,
@@ -256,15 +238,46 @@ class RolloutClient:
             ServerRefused: another status than 200.
             ServerUnreachable: no answer.
         """
-        content = body.model_dump_json() if isinstance(body, BaseModel) else body
-        sent = dict(headers or {}) | (_JSON if isinstance(body, BaseModel) else {})
+        return self.loop.run(self.called(method, path, answer, body, headers, timeout_s))
+
+    async def called(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        body: BaseModel | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = WORK_S,
+    ) -> Answer:
+        """Does what `call` does, on the loop."""
+        content: str | AsyncIterator[bytes] | None = None
+        sent = dict(headers or {})
+        if isinstance(body, BaseModel):
+            content = body.model_dump_json()
+            sent |= _JSON
+        elif body is not None:
+            content = pieces_of(body)
+        return self._parse(await self._request(method, path, f"{method} {path}", timeout_s, content, sent), answer)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        waited_for: str,
+        timeout_s: float | None,
+        content: str | AsyncIterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Sends one request and reads its answer. Raises ServerUnreachable, which says what was `waited_for`."""
+        sent = self._headers | dict(headers or {})
         timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         try:
-            with _quick_calls.one() if timeout_s <= QUICK_S else nullcontext():
-                response = self._http.request(method, path, content=content, headers=sent, timeout=timeout)
+            return await self.loop.http.request(
+                method, self.base_url + path, content=content, headers=sent, timeout=timeout
+            )
         except httpx.HTTPError as error:
-            raise self._unreachable(error, f"{method} {path}") from error
-        return self._parse(response, answer)
+            gone = f"the rollout server at {self.base_url} is gone: {why_no_answer(error)}"
+            raise ServerUnreachable(f"the trainer waited for {waited_for}, but {gone}") from error
 
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
@@ -275,10 +288,11 @@ class RolloutClient:
                     f"the rollout server at {self.base_url} answers as none of this version does ({one_line(error)}): "
                     "is it another version of swift-r1?"
                 ) from error
+        after = response.headers.get("Retry-After", "")
         raise ServerRefused(
             response.status_code,
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
-            int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
+            int(after) if after.isdigit() else None,
         )
 
     @property
@@ -292,22 +306,99 @@ class RolloutClient:
             UsageError: it wants another API key.
         """
         try:
-            response = self._http.get("/ready", timeout=_CONNECT_S)
-        except httpx.HTTPError as error:
-            return f"no answer ({one_line(error)})"
+            response = self.loop.run(self._request("GET", "/ready", "GET /ready", _CONNECT_S))
+        except ServerUnreachable as error:
+            return f"no answer ({why_no_answer(error)})"
         if response.status_code == 401:
-            raise UsageError(other_key(f"the rollout server at {self.base_url}", bool(self._options["headers"])))
+            raise UsageError(other_key(f"the rollout server at {self.base_url}", bool(self._headers)))
         return None if response.status_code == 200 else _why(response)
 
-    def _unreachable(self, error: httpx.HTTPError, waited_for: str) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {one_line(error)}"
-        )
+
+class RequestLane:
+    """The requests that one server has at the same time, and the watch over it. On the loop alone.
+
+    Args:
+        failed: hears of each request that failed, of what the receiver of an answer raised, and of the server's
+            silence.
+        servers: counts the servers that are watched.
+        check: raises what is wrong with an answer, which then is none.
+
+    Attributes:
+        asked: the requests without an answer, each with its task, in order.
+        heard: when it answered last.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        failed: Callable[[Exception], None],
+        servers: Callable[[], int] = lambda: 1,
+        check: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+    ) -> None:
+        self._client = client
+        self._failed = failed
+        self._check = check
+        self.asked: dict[asyncio.Task[None], wire.RolloutRequest] = {}
+        self.heard = 0.0
+        self._watch = asyncio.create_task(self._fail_when_silent(servers))
+
+    def ask(self, request: wire.RolloutRequest, answered: Callable[[wire.RolloutOutput, float], None]) -> None:
+        """Has the request answered: `answered` gets the output, and the seconds that it took."""
+        task = asyncio.create_task(self._answer(request, answered))
+        self.asked[task] = request
+
+    def take_back(self, task: asyncio.Task[None]) -> None:
+        """Cancels a request, which is not answered any more."""
+        del self.asked[task]
+        task.cancel()
+
+    async def leave(self) -> list[wire.RolloutRequest]:
+        """Ends the watch and all requests; returns those without an answer."""
+        tasks = [self._watch, *self.asked]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return list(self.asked.values())
+
+    async def _answer(
+        self, request: wire.RolloutRequest, answered: Callable[[wire.RolloutOutput, float], None]
+    ) -> None:
+        """At any time a request waits, is asked of one lane, or is answered."""
+        began = time.monotonic()
+        try:
+            output = await self._client.answer(request)
+            self._check(output)
+            self.heard = time.monotonic()
+            task = asyncio.current_task()
+            assert task is not None
+            del self.asked[task]
+            answered(output, self.heard - began)
+        except Exception as error:  # noqa: BLE001 - judged, or raised, by whoever asks
+            self._failed(error)
+
+    async def _fail_when_silent(self, servers: Callable[[], int]) -> None:
+        try:
+            await self._client.watch(servers, lambda: self.heard)
+        except ServerUnreachable as error:
+            self._failed(error)
 
 
 def other_key(address: str, given: bool) -> str:
     """Returns the sentence about a 401, for one who has given a key or has not."""
     return f"{address} wants {'another' if given else 'an'} API key: put it into SWIFT_API_KEY, or give --api_key"
+
+
+def why_no_answer(error: BaseException) -> str:
+    """Returns why there is no answer, in one line: the system's own reason where there is one behind the client's."""
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, BaseExceptionGroup):  # of several addresses
+            behind = behind.exceptions[0]
+        elif isinstance(behind, OSError) and behind.errno is not None:
+            return f"[Errno {behind.errno}] {os.strerror(behind.errno)}" if behind.errno > 0 else str(behind)
+        else:
+            behind = behind.__cause__ or behind.__context__
+    return one_line(error)
 
 
 def _why(response: httpx.Response) -> str:

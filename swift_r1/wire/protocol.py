@@ -5,7 +5,7 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
-                                (with a base: only what changed in that version's bucket, see sync/delta.py)
+                                (with a base: only what changed in that version's bucket, see sync/buckets.py)
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
     POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, or in the GPU's memory,
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,6 +48,8 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Version = Annotated[int, Field(ge=1, lt=2**53)]  # what every JSON reader and a float hold exactly
 # The limit makes pydantic check the text: JSON can hold half a surrogate pair, which cannot be encoded.
 Text = Annotated[str, Field(max_length=64 << 20)]
+Stretches = tuple[tuple[int, int], ...]
+"""`(first token, weight version)` of each stretch of tokens that the same weights wrote, in order."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 TOP_K_LIMIT = 2**31
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -107,7 +110,20 @@ class Completion(Wire):
     finish_reason: FinishReason
     weight_version: int  # the oldest that wrote a token
     newest_weight_version: int | None = None  # where it is another one
-    weight_versions: tuple[tuple[int, int], ...] | None = None  # (first token, version)
+    weight_versions: Stretches | None = None  # (first token, version)
+
+    @property
+    def stretches(self) -> Stretches:
+        """Returns which weights wrote which tokens; the oldest wrote all, where the engine does not tell."""
+        return self.weight_versions or ((0, self.weight_version),)
+
+
+def versions_of_tokens(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
+    """Returns the version of the weights that wrote each of `length` tokens."""
+    versions: list[int] = []
+    for start, version in reversed(stretches):
+        versions = [version] * (length - len(versions) - start) + versions
+    return versions
 
 
 class RolloutOutput(Wire):
@@ -227,7 +243,7 @@ class StreamedTensor(Wire):
 
 
 class DeviceMemory(Wire):
-    """A block of the client's GPU memory (CUDA IPC), as torch names it: see `sync/device_memory.py`."""
+    """A block of the client's GPU memory (CUDA IPC), as torch names it: see `sync/transport.py`."""
 
     gpu: str = Field(pattern="^[0-9a-f-]{36}$")
     handle: str = Field(pattern="^[A-Za-z0-9+/]+=*$", max_length=65536)

@@ -23,9 +23,11 @@ def end_whole(workers: Sequence[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _GONE_SECONDS
-    while (below := _below(workers)) and time.monotonic() < deadline:
+    below = _below(workers)
+    while below and time.monotonic() < deadline:
         _kill(below)
         time.sleep(0.01)
+        below = _below(workers)
     for pid in workers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -74,7 +76,7 @@ def end_children(spared: Collection[int] = ()) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """A context around one call: the processes that it started end with it, and their descendants too."""
+    """Ends, when one call is over, the processes that it has started, and their descendants."""
     before = _own_children()
     try:
         yield

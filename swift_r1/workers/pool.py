@@ -7,11 +7,12 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Generic, Literal, TypeVar
 
@@ -21,6 +22,7 @@ from swift_r1.errors import RunFailed
 from swift_r1.workers.confine import MEMORY_EXIT
 from swift_r1.workers.killing import end_group, end_marked, end_whole
 from swift_r1.workers.watchdog import WorkerWatchdog
+from swift_r1.workers.worker import become_worker
 
 T = TypeVar("T")
 ReadyT = TypeVar("ReadyT")
@@ -91,15 +93,24 @@ class WorkerPool(Generic[ReadyT]):
     Args:
         what: the workers work on, in messages.
         count: of the workers.
-        start: makes a process a worker (`become_worker`), with the pool's mark and the watchdog's address; it must
-            pickle.
+        load: loads users' code into a worker; it must pickle.
         ready: called in the first worker that is up.
+        kept, memory, own: as of `become_worker`.
     """
 
-    def __init__(self, what: str, count: int, start: Callable[[str, str], object], ready: Callable[[], ReadyT]) -> None:
+    def __init__(
+        self,
+        what: str,
+        count: int,
+        load: Callable[[], object],
+        ready: Callable[[], ReadyT],
+        kept: Sequence[str],
+        memory: float,
+        own: Sequence[str] = (),
+    ) -> None:
         self._what = what
         self._count = count
-        self._start = start
+        self._become = partial(become_worker, load, kept, memory, own)
         self._call_when_ready = ready
         self._logger = logging.getLogger(f"swift_r1.{what}s")
         self._mark = secrets.token_hex(8)
@@ -112,7 +123,7 @@ class WorkerPool(Generic[ReadyT]):
         self._watchdog = WorkerWatchdog(self._mark)
         self._pool = ProcessPool(
             max_workers=self._count,
-            initializer=self._start,
+            initializer=self._become,
             initargs=(self._mark, self._watchdog.address),
             context=_WorkerContext(),
         )
@@ -164,7 +175,7 @@ class WorkerPool(Generic[ReadyT]):
 
 class _WorkerProcess(SpawnProcess):
     def terminate(self) -> None:
-        """The worker ignores SIGTERM; what it has started ends too."""
+        """Kills the worker, which ignores SIGTERM, with what it has started."""
         if self.pid is not None and self.is_alive():
             end_whole([self.pid])
 
@@ -174,6 +185,11 @@ class _WorkerProcess(SpawnProcess):
         if self.pid is not None and not alive:
             end_group(self.pid)
         return alive
+
+    @property
+    def exitcode(self) -> int | None:
+        """Returns 1 in the place of 0, which pebble takes for an orderly end: user's code has ended the worker."""
+        return 1 if super().exitcode == 0 else super().exitcode
 
 
 class _WorkerContext(SpawnContext):

@@ -12,22 +12,23 @@ The workers' output goes through pipes to the watchdog, which shows a limited pa
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import selectors
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
 from typing import TextIO
 
 from swift_r1.workers.killing import end_group, end_marked, end_whole
+from swift_r1.workers.process import SupervisedProcess
 
 OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
 _DROPPED = b"\n[more output of this reward call is dropped]\n"
 _STREAMS = (1, 2)
+_CLOSED = b"."  # comes to its standard input when the pool has ended
 _PASS_ON_SECONDS = 1.0
 _REGISTER_SECONDS = 60.0  # for the watchdog's own start, on a busy machine
 _END_SECONDS = 10.0  # for what was killed to be gone
@@ -39,28 +40,23 @@ class WorkerWatchdog:
 
     def __init__(self, mark: str) -> None:
         self.address = f"\0swift-r1-rewards-{mark}-{os.getpid()}-{time.monotonic_ns()}"
-        context = multiprocessing.get_context("spawn")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(64)
-            self._line, theirs = context.Pipe()
-            arguments = (listener, theirs, os.getpid(), mark)
-            self._process = context.Process(target=_watch, args=arguments, name="reward_watchdog", daemon=True)
-            self._process.start()
-            theirs.close()
+            number = listener.fileno()
+            words = [sys.executable, "-m", __name__, str(number), str(os.getpid()), mark]
+            self._process = SupervisedProcess(words, stdin=subprocess.PIPE, pass_fds=[number])
 
     @property
     def alive(self) -> bool:
-        return self._process.is_alive()
+        return self._process.poll() is None
 
     def close(self) -> None:
         """Ends it, after the workers; what they printed last is shown before."""
-        with contextlib.suppress(OSError):  # it was killed
-            self._line.send(None)
-        self._process.join(_END_SECONDS)
-        self._process.kill()
-        self._process.join()
-        self._line.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as line:  # it was killed
+            line.write(_CLOSED)
+        self._process.finish(_END_SECONDS)
 
 
 class WorkerOutput:
@@ -87,7 +83,7 @@ class WorkerOutput:
         sys.stdout, sys.stderr = self._texts
 
     def end_call(self) -> None:
-        """Further output is another call's; waits at most a second until what was printed is passed on."""
+        """Counts further output as another call's; waits at most a second until what was printed is passed on."""
         for text in self._texts:
             text.flush()
         self._connection.settimeout(_PASS_ON_SECONDS)
@@ -96,13 +92,12 @@ class WorkerOutput:
             self._connection.recv(1 << 10)
 
 
-def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -> None:
-    os.setsid()  # what is sent to the trainer's group is not for this process
+def _watch(listener: socket.socket, trainer: int, mark: str) -> None:
     workers: dict[int, int] = {}  # by pidfd
     shows: list[threading.Thread] = []
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        selector.register(line, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ)
         try:
             watched = os.pidfd_open(trainer)
         except ProcessLookupError:
@@ -117,11 +112,9 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                         workers[pidfd] = pid
                         shows = [*(thread for thread in shows if thread.is_alive()), shown]
                         selector.register(pidfd, selectors.EVENT_READ)
-                elif key.fileobj is line:
-                    try:
-                        line.recv()
-                    except (EOFError, OSError):  # the trainer is dying
-                        selector.unregister(line)
+                elif key.fd == 0:
+                    if os.read(0, 1) != _CLOSED:  # the trainer is dying
+                        selector.unregister(0)
                         continue
                     for thread in shows:
                         thread.join(1.0)
@@ -223,3 +216,7 @@ def _write(stream: int, data: bytes) -> None:
             data = data[os.write(stream, data) :]
         except OSError:  # its reader is gone; the workers' pipes are emptied all the same
             return
+
+
+if __name__ == "__main__":
+    _watch(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3])

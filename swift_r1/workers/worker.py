@@ -8,9 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
-from swift_r1.runtime.processes import end_with_parent
 from swift_r1.workers.confine import MEMORY_EXIT, ONE_THREAD, confine, limit_memory
 from swift_r1.workers.killing import contained
 from swift_r1.workers.watchdog import WorkerOutput
@@ -20,38 +18,22 @@ _output: WorkerOutput | None = None
 
 
 def become_worker(
-    mark: str,
-    watchdog: str | None,
-    load: Callable[[], object],
-    kept: Sequence[str],
-    memory: float,
-    own: Sequence[str] = (),
+    load: Callable[[], object], kept: Sequence[str], memory: float, own: Sequence[str], mark: str, watchdog: str
 ) -> None:
     """Makes this process a worker, and loads users' code into it.
 
     Args:
-        mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
-        watchdog: address of the process that ends this one with its parent; without one the kernel does, which leaves
-            its children alive.
         kept: variables that users' code sees although they look like secrets.
         memory: GiB that it may take beside what it has once it is loaded.
         own: variables with keys that only `own_key` gives.
+        mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
+        watchdog: address of the process that ends this one with its parent.
 
     Raises OSError: the watchdog is gone.
     """
     global _output
-    if watchdog is None:
-        end_with_parent(signal.SIGKILL)
-    else:
-        _output = WorkerOutput(watchdog)
+    _output = WorkerOutput(watchdog)
     os.environ.update(ONE_THREAD)
-    leave = os._exit
-
-    def leave_noticeably(status: int) -> NoReturn:
-        """Never with 0, which the pool takes for an orderly end."""
-        leave(status or 1)
-
-    os._exit = leave_noticeably
     confine(mark, kept, own)
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,7 +46,7 @@ def become_worker(
 
 @contextmanager
 def guarded(limit: float) -> Iterator[None]:
-    """Around one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
+    """Guards one call of a user's code in a worker process, which ends itself long after `limit` seconds, or where the
     memory is used up; what the call started and printed ends with it, and the working folder is what it was."""
     try:
         here = os.open(".", os.O_PATH)

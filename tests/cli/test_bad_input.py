@@ -202,7 +202,10 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
     ("flags", "line"),
     [
         (["--model", "./gone"], "--model ./gone: there is no such folder"),
-        (["--model", "{model}", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in: give --api_key"),
+        (
+            ["--model", "{model}", "--host", "0.0.0.0"],
+            "--host 0.0.0.0 accepts connections from other machines: set --api_key",
+        ),
         (["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"], "cannot listen on 192.0.2.1 port 8000"),
         (
             ["--model", "{model}", "--vllm_max_lora_rank", "16"],
@@ -244,13 +247,13 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
         (["eval", "--model", "gone", "--benchmarks", "gsm8k"], "swift eval: --model gone: there is no such folder"),
         (
             ["eval", "--compare", "gone", "gone"],
-            "swift eval: gone is no folder of an evaluation: settings.json: No such",
+            "swift eval: gone is not the folder of an evaluation: settings.json: No such",
         ),
-        (["rolout"], "swift rolout: there is no command 'rolout': did you mean `swift rollout`?"),
-        (["trian"], "swift trian: there is no command 'trian': did you mean `swift rlhf`?"),
+        (["rolout"], "swift rolout: unknown command 'rolout': did you mean `swift rollout`?"),
+        (["trian"], "swift trian: unknown command 'trian': did you mean `swift rlhf`?"),
         (
             ["rlhf", "--model", "m", "--dataset", "d", "--reward_funcs", "a"],
-            "swift rlhf: --rlhf_type is missing: the algorithm, grpo or ppo",
+            "swift rlhf: --rlhf_type is missing: grpo or ppo",
         ),
         (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),

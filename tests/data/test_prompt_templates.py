@@ -118,7 +118,7 @@ def test_the_template_of_a_processor(tiny_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "no name"])
 def test_what_is_no_argument(name: str) -> None:
-    with pytest.raises(ValueError, match=f"has '{name}', which is no argument of a chat template"):
+    with pytest.raises(ValueError, match=f"has '{name}', which is not an argument of a chat template"):
         check_arguments({name: True})
 
 

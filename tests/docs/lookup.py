@@ -73,6 +73,8 @@ def look_up(command: Shown) -> None:
             parse_arguments(COMMANDS[name], filled(command), command.environ)
         case ["make", *rest]:
             subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, capture_output=True, timeout=60)
+        case ["python" | "python3" | "python3.11", "-m", "pip", *_]:
+            pass  # looked for in this process, it takes setuptools' distutils away, which the import of vLLM needs
         case ["python" | "python3" | "python3.11", "-m", module, *_]:
             assert find_spec(module), module
         case ["python" | "python3", script, *flags]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from swift_r1.lab.runs.catalogue import undescribed
 from swift_r1.record.glossary import unknown
 from tests import forks
+from tests.lab.runs.entries import undescribed
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
 

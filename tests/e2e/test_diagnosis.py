@@ -97,7 +97,7 @@ def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
     assert run.code == 0 and names(run.folder) == []
     assert {"prompts/repeated", "completions/foreign_letters", "memory/host_gib"} <= run.steps[0].keys()
     assert main(["why", str(run.folder)]) == 0
-    assert "nothing found; looked for" in capsys.readouterr().out
+    assert "No problems found (" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -207,7 +207,7 @@ def go_on(paused: psutil.Process) -> None:
 def kind_of(process: psutil.Process, first: int) -> str:
     """What a process is, by what it runs, and by its place."""
     words = " ".join(process.cmdline())
-    session, group = os.getsid(process.pid), os.getpgid(process.pid)
+    group = os.getpgid(process.pid)
     if "resource_tracker" in words:
         return TRACKER
     if "EngineCore" in words:
@@ -218,8 +218,10 @@ def kind_of(process: psutil.Process, first: int) -> str:
         return "supervisor"
     if "swift_r1.serving.server" in words or "swift_r1 rollout" in words:
         return "server"
+    if "swift_r1.workers.watchdog" in words:
+        return "reward watchdog"
     if "spawn_main" in words:
-        return "reward watchdog" if session == process.pid else "reward worker" if group == process.pid else "spawned"
+        return "reward worker" if group == process.pid else "spawned"
     if process.pid == first:
         return "launcher" if "elastic" in words else "trainer"
     if "swift_r1.cli.rank" in words:

@@ -309,7 +309,7 @@ def test_a_replay_does_not_go_on_in_the_recorded_run(recorded, tmp_path):
     shutil.copytree(recorded.folder, folder, ignore=shutil.ignore_patterns("checkpoint-6", "checkpoint-9", "*-10"))
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
     refused = replay(folder, folder, resume_from_checkpoint="last")
-    assert refused.code == 2 and "is no replay of" in refused.errors
+    assert refused.code == 2 and "is not a replay of" in refused.errors
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 

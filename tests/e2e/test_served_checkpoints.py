@@ -16,14 +16,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift_r1.cli.main import main
 from swift_r1.cli.merge_lora import merged_folder
 from swift_r1.errors import UsageError
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from tests.conftest import free_port
 
 
 def save_adapters(model: Path, folder: Path) -> Path:
     """Adapters over `model` that change what it says, as a checkpoint has them."""
-    loaded: Any = load_model(model, "float32", False, LoraSettings(4, 16, ("all-linear",)))
+    loaded: Any = load_model(
+        model,
+        "float32",
+        False,
+        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]),
+    )
     torch.manual_seed(2)
     with torch.no_grad():
         for name, parameter in loaded.named_parameters():

@@ -157,7 +157,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         (
             ["--chat_template_kwargs", '{"messages": []}'],
-            ["--chat_template_kwargs has 'messages', which is no argument of a chat template"],
+            ["--chat_template_kwargs has 'messages', which is not an argument of a chat template"],
         ),
         ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
         ("--truncation_strategy right", ["must be one of delete, left"]),
@@ -285,9 +285,9 @@ def test_tags_of_servers() -> None:
 
 def test_a_teacher_alone() -> None:
     base = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", *BATCH, "--teacher_model", "t"]
-    assert parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).teaches_by == "advantage"
+    assert parse_arguments(RlhfArguments, [*base, "--num_generations", "1"], {}).distillation.name == "advantage"
     of_tokens = parse_arguments(RlhfArguments, [*base, "--importance_sampling_level", "sequence_token"], {})
-    assert of_tokens.teaches_by == "advantage"
+    assert of_tokens.distillation.name == "advantage"
     with pytest.raises(UsageError, match="a teacher alone gives none") as raised:
         parse_arguments(RlhfArguments, [*base, "--dynamic_sample", "true", "--eval_steps", "2"], {})
     assert len(raised.value.faults) == 2

@@ -11,10 +11,12 @@ import pytest
 from swift_r1.fleet.backend import Node, ProcessPipe
 from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.client import AgentClient
+from swift_r1.fleet.flags import LaunchArguments
 from swift_r1.fleet.fleet import Fleet
 from swift_r1.fleet.placement import NodeSlot
 from swift_r1.fleet.run_file import read_run_file
 from swift_r1.fleet.servers import FleetServers
+from swift_r1.fleet.tasks import LaunchContext
 from swift_r1.fleet.training import Training
 
 
@@ -60,20 +62,11 @@ def test_a_node_that_is_lost_before_training_begins(write_run, tmp_path, policy,
     fleet = Fleet(LocalClusterBackend([], 60), SimpleQueue(), 60)
     said = []
     run = read_run_file(write_run({"train": {}}))
-    training = Training(
-        run,
-        fleet,
-        {},
-        str(tmp_path),
-        False,
-        3,
-        policy,
-        60,
-        lambda task: tmp_path / "log",
-        list,
-        lambda task, what: said.append(what),
-        FleetServers(run, fleet, {}, 3, 60, None, list, None, None),
+    args = LaunchArguments(on_node_loss=policy, node_timeout=60)
+    launch = LaunchContext(
+        run, fleet, args, {}, lambda task: tmp_path / "log", list, lambda task, what: said.append(what)
     )
+    training = Training(launch, str(tmp_path), False, FleetServers(launch, None))
     training.tasks[0].place = NodeSlot("lost", (), None)
     training.begin()
     assert training.code == code

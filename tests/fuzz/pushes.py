@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from swift_r1.sync.buckets import header_of
-from swift_r1.sync.delta import changed_words, encode
+from swift_r1.sync.buckets import changed_words, encode_change, header_of
 from swift_r1.wire import protocol as wire
 from tests.fuzz.held_server import fingerprint
 
@@ -150,7 +149,7 @@ def change_push_of(
         words = np.frombuffer(old, np.uint16).copy()
         places = [rng.randrange(start // 2, len(words)) for _ in range(rng.choice((0, 1, 5, 300)))]
         words[places] ^= np.uint16(1 + rng.randrange(0xFFFF))
-        body = encode(words, changed_words(words, np.frombuffer(old, np.uint16)))
+        body = encode_change(words, changed_words(words, np.frombuffer(old, np.uint16)))
         requests.append(bucket_request(version, index, body, digest_of(words.tobytes()), base.digest))
         new.append(words.tobytes())
     return [*requests, commit_of(version, new)], new

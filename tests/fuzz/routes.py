@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 import psutil
@@ -175,7 +176,7 @@ def agents_gateway() -> Iterator[Served]:
         return future
 
     model = AgentModel(engine, ToolCalls(None, None), LENGTH, VOCABULARY, (0,), forces_calls=False)
-    model.asks[SESSION] = ask
+    model.conversations[SESSION] = cast(Any, SimpleNamespace(ask=ask))
     try:
         yield Served(agent_app(model, gateway, "key"), gateway, loop, "key")
     finally:

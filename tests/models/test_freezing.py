@@ -3,7 +3,8 @@
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.models.weights import Freezing, frozen_names
+from swift_r1.flags.training import ModelArguments
+from swift_r1.models.weights import frozen_names
 
 SIZES = [
     ("embed", 40),
@@ -18,14 +19,14 @@ SIZES = [
 @pytest.mark.parametrize(
     ("freezing", "expected"),
     [
-        (Freezing(("embed", "a.1")), {"embed", "a.1.q", "a.1.norm"}),
-        (Freezing(freeze_parameters_regex=r"norm$"), {"a.0.norm", "a.1.norm"}),
-        (Freezing(freeze_parameters_ratio=0.5), {"embed", "a.0.q"}),
-        (Freezing(freeze_parameters_ratio=0.5, trainable_parameters_regex=r"q$"), {"embed"}),
-        (Freezing(freeze_parameters_ratio=0.39), set()),
-        (Freezing(("a",), trainable_parameters=("a.1",)), {"a.0.q", "a.0.norm"}),
+        (ModelArguments(freeze_parameters=["embed", "a.1"]), {"embed", "a.1.q", "a.1.norm"}),
+        (ModelArguments(freeze_parameters_regex=r"norm$"), {"a.0.norm", "a.1.norm"}),
+        (ModelArguments(freeze_parameters_ratio=0.5), {"embed", "a.0.q"}),
+        (ModelArguments(freeze_parameters_ratio=0.5, trainable_parameters_regex=r"q$"), {"embed"}),
+        (ModelArguments(freeze_parameters_ratio=0.39), set()),
+        (ModelArguments(freeze_parameters=["a"], trainable_parameters=["a.1"]), {"a.0.q", "a.0.norm"}),
         (
-            Freezing(freeze_parameters_ratio=0.99, trainable_parameters=("a.0.n",)),
+            ModelArguments(freeze_parameters_ratio=0.99, trainable_parameters=["a.0.n"]),
             {"embed", "a.0.q", "a.1.q", "a.1.norm"},
         ),
     ],
@@ -37,10 +38,13 @@ def test_frozen(freezing, expected):
 @pytest.mark.parametrize(
     ("freezing", "part"),
     [
-        (Freezing(("layer_0",)), "--freeze_parameters layer_0: no weight's name begins so; the first is embed"),
-        (Freezing(("embed",), trainable_parameters=("x",)), "--trainable_parameters x"),
-        (Freezing(freeze_parameters_regex="bias"), "no weight's name matches"),
-        (Freezing(("embed", "a", "head")), "nothing is left to train"),
+        (
+            ModelArguments(freeze_parameters=["layer_0"]),
+            "--freeze_parameters layer_0: no weight's name begins so; the first is embed",
+        ),
+        (ModelArguments(freeze_parameters=["embed"], trainable_parameters=["x"]), "--trainable_parameters x"),
+        (ModelArguments(freeze_parameters_regex="bias"), "no weight's name matches"),
+        (ModelArguments(freeze_parameters=["embed", "a", "head"]), "nothing is left to train"),
     ],
 )
 def test_refused(freezing, part):

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.cli.main import main
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import Quantization, load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.merging import write_base
 from swift_r1.models.weights import added_weights, policy_weights
 
@@ -16,7 +16,11 @@ from swift_r1.models.weights import added_weights, policy_weights
 def adapted(model, folder, quantization):
     """A model with adapters that do something, saved as a checkpoint is."""
     loaded = load_model(
-        model, "bfloat16", False, LoraSettings(4, 16, ("q_proj", "down_proj")), quantization=quantization
+        model,
+        "bfloat16",
+        False,
+        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["q_proj", "down_proj"]),
+        quantization=quantization,
     )
     torch.manual_seed(1)
     with torch.no_grad():

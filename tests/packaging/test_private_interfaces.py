@@ -34,7 +34,7 @@ RELIED_ON = {
     "AdamW leaves an update that is not finite out by itself (training/backends/local.py)": [
         ("torch", "optim/adam.py", "Adam._step_supports_amp_scaling"),
     ],
-    "an engine on the trainer's GPU reads its weights there (sync/device_memory.py)": [
+    "an engine on the trainer's GPU reads its weights there (sync/transport.py)": [
         ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
     ],
     "the ranks of one machine meet on its loopback address alone (launch/loopback.py)": [

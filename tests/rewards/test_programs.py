@@ -66,7 +66,7 @@ def test_the_formats_of_public_sets_are_read(tests: object, cases: list[Case]) -
     ("tests", "fault"),
     [
         (3, "an int, not an object"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ({}, "no tests"),
         ({"test_cases": []}, "no tests"),
         ({"language": "rust", "test_cases": [{}]}, "only Python"),
@@ -74,8 +74,8 @@ def test_the_formats_of_public_sets_are_read(tests: object, cases: list[Case]) -
         ({"test_cases": [{"input": ""}]}, "input and output"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "functional"}]}, "needs fn_name"),
         ({"inputs": None, "outputs": None}, "no tests"),
-        ({"fn_name": "f", "test_cases": [{"input": {"x": 1}, "output": 1}]}, "input of f is no list"),
-        ({"fn_name": "f", "test_cases": [{"input": 1, "output": 1}]}, "input of f is no list"),
+        ({"fn_name": "f", "test_cases": [{"input": {"x": 1}, "output": 1}]}, "input of f is not a list"),
+        ({"fn_name": "f", "test_cases": [{"input": 1, "output": 1}]}, "input of f is not a list"),
         ({"test_cases": [{"input": [1], "output": 1, "type": "file"}]}, "unknown type file"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_busy_server_is_asked_again(server: Server) -> None:
         ("/number", "a list of rewards", "exception"),
         ("/list", "a list of rewards", "exception"),
         ("/nan", "nan is not a finite number", "value"),
-        ("/text", "no JSON", "exception"),
+        ("/text", "not JSON", "exception"),
         ("/refused", "answered 401", "exception"),
         ("/never", "no answer within", "timeout"),
     ],

@@ -15,8 +15,8 @@ from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 from swift_r1.rollout.base import EmbeddedRollouts
-from swift_r1.rollout.multi_turn import MultiTurn, Stage
-from swift_r1.rollout.turn_engine import Limits
+from swift_r1.rollout.multi_turn import BatchedTurns
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.transformers import TransformersEngine
 from swift_r1.training.backends.local import LocalBackend
@@ -72,7 +72,7 @@ def rollouts(tiny_model, tokenizer):
 @pytest.fixture
 def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
-    stages = []
+    runners = []
 
     def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix="", last=False):
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
@@ -81,8 +81,8 @@ def play(rollouts, tokenizer):
         def make_scheduler(engine):
             return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
 
-        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
-        stages.append(stage)
+        runner = SchedulerRunner("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
+        runners.append(runner)
         rows = [
             {
                 "messages": [{"role": "user", "content": f"say {what}"}],
@@ -107,27 +107,22 @@ def play(rollouts, tokenizer):
         ]
         done = []
         given = []
-        MultiTurn(rollouts, RANKS, stage).generate(list(zip(prompts, requests, strict=True)), done.append, given.append)
+        BatchedTurns(rollouts, RANKS, runner).generate(
+            list(zip(prompts, requests, strict=True)), done.append, given.append
+        )
         assert sum(done) == 2 * n
         given.sort(key=lambda group: group[0].request_id, reverse=True)
         assert [[talk.request_id for talk in group] for group in given] == [["one"] * n, ["fourteen"] * n]
         return [talk for group in given for talk in group]
 
     yield run
-    for stage in stages:
-        stage.close()
-        assert stage._loop.is_closed()
+    for runner in runners:
+        runner.close()
+        assert runner.loop.is_closed()
 
 
 def batch_of(played):
-    return round_batch(
-        [one.prompt.token_ids for one in played],
-        [row(one).completion.token_ids for one in played],
-        [row(one).completion.logprobs for one in played],
-        [0.0] * len(played),
-        [False] * len(played),
-        [row(one).loss_mask for one in played],
-    )
+    return round_batch([row(one) for one in played], [0.0] * len(played))
 
 
 @pytest.mark.parametrize("form", [Form(), Form(packed=True), Form(packed=True, shared=True)])
@@ -138,10 +133,10 @@ def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, r
     assert micro.mask.sum(1).tolist() == [sum(row(one).loss_mask) for one in played]
     torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
     for one in played:
-        text = tokenizer.decode(row(one).completion.token_ids)
+        text = tokenizer.decode(row(one).token_ids)
         assert f"<|im_start|>user\nmore of {one.prompt.columns['what']}<|im_end|>\n<|im_start|>assistant\n" in text
         assert " a tip" in text and " a tip" not in tokenizer.decode(
-            [token for token, trained in zip(row(one).completion.token_ids, row(one).loss_mask, strict=True) if trained]
+            [token for token, trained in zip(row(one).token_ids, row(one).loss_mask, strict=True) if trained]
         )
         assert len(one.turns) == 3 and one.infos == {"num_turns": 3}
         assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
@@ -160,8 +155,8 @@ def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
     for one, chance in zip(played, chances, strict=True):
         said = [message["content"] for message in one.messages if message["role"] == "assistant"]
         assert all(text.startswith(prefix) for text in said)
-        trained = [t for t, own in zip(row(one).completion.token_ids, row(one).loss_mask, strict=True) if own]
-        assert chance or "9" in said[0] or row(one).completion.finish_reason == "length"
+        trained = [t for t, own in zip(row(one).token_ids, row(one).loss_mask, strict=True) if own]
+        assert chance or "9" in said[0] or one.finish_reason == "length"
         if chance and kind is MathTipsScheduler:
             [text] = said
             before, after = text.split(kind.tips_prompt)
@@ -174,7 +169,7 @@ def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
 
 def test_last_round_trains_the_last_message_alone(play, tokenizer):
     for all_of_it, one in zip(play(HalfOfATurn), play(HalfOfATurn, last=True), strict=True):
-        assert row(one).completion.token_ids == row(all_of_it).completion.token_ids
+        assert row(one).token_ids == row(all_of_it).token_ids
         start = len(row(one).loss_mask) - sum(map(len, one.turns[1:]))  # two turns make the last message
         assert any(row(all_of_it).loss_mask[:start]) and not any(row(one).loss_mask[:start])
         assert row(one).loss_mask[start:] == row(all_of_it).loss_mask[start:] and any(row(one).loss_mask)
@@ -182,8 +177,8 @@ def test_last_round_trains_the_last_message_alone(play, tokenizer):
 
 def test_the_same_seeds_give_the_same_trajectories(play):
     first, again = play(HalfOfATurn), play(HalfOfATurn)
-    assert [row(one).completion.token_ids for one in first] == [row(one).completion.token_ids for one in again]
-    assert len({row(one).completion.token_ids for one in first}) == len(first)
+    assert [row(one).token_ids for one in first] == [row(one).token_ids for one in again]
+    assert len({row(one).token_ids for one in first}) == len(first)
 
 
 def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer):
@@ -195,12 +190,8 @@ def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer)
         assert said[1].count("<think>") == 1 + written.count("<think>")
         assert one.text == said[1]
         begins = tokenizer("<|im_start|>assistant\n<think>", add_special_tokens=False)["input_ids"]
-        windows = [slice(place, place + len(begins)) for place in range(len(row(one).completion.token_ids))]
-        places = [
-            at
-            for at in windows
-            if list(row(one).completion.token_ids[at]) == begins and not any(row(one).loss_mask[at])
-        ]
+        windows = [slice(place, place + len(begins)) for place in range(len(row(one).token_ids))]
+        places = [at for at in windows if list(row(one).token_ids[at]) == begins and not any(row(one).loss_mask[at])]
         assert len(places) == 1  # of the second turn; the third goes on with it
 
 
@@ -292,9 +283,9 @@ class Endless(HalfOfATurn):
 )
 def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_prompt):
     played = play(Endless, **limits)
-    lengths = [len(row(one).completion.token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
+    lengths = [len(row(one).token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
     assert max(lengths) <= longest
-    assert all(row(one).completion.finish_reason == "length" and row(one).loss_mask[-1] for one in played)
+    assert all(one.finish_reason == "length" and row(one).loss_mask[-1] for one in played)
     assert any(len(one.turns) > 1 for one in played)
     for one in played:
         assert one.messages[-1]["role"] == "assistant" and one.messages[-1]["content"] == one.text

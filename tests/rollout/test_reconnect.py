@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -242,8 +241,6 @@ def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) 
         return read(*args, **named)
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
-    with RolloutClient("http://127.0.0.1:1") as client:
-        asyncio.run(client.open_async().aclose())
-        assert times == 0
-    with RolloutClient("HTTPS://127.0.0.1:1"):
-        assert times == 1
+    with RolloutClient("http://127.0.0.1:1") as client, RolloutClient("HTTPS://127.0.0.1:1") as secret:
+        assert client.why_not_ready() and times == 0
+        assert secret.why_not_ready() and secret.why_not_ready() and times == 1

@@ -17,13 +17,12 @@ from swift_r1.flags.agents import EnvironmentArguments
 from swift_r1.record.recorded import row_columns
 from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
-from swift_r1.rollout.base import Conversation, TokenSequence
 from swift_r1.rollout.prompts import PromptStream, StreamedPrompts
 from swift_r1.rollout.rounds import silent_groups
 from swift_r1.rollout.scoring import Scoring, completion_row, outcomes_of
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.grpo import batch_of_round
-from swift_r1.wire.protocol import Completion
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
 
@@ -31,17 +30,16 @@ ALONE = Ranks(0, 1, torch.device("cpu"), None)
 def scores(values, first_group, name="a", by_turns=False):
     """Scores of two groups of two, with a reward that fails on the last completion."""
     prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
-    completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
     groups = [
         [
-            Conversation(
+            Trajectory(
                 f"r{first_group + i}",
                 prompt,
-                (TokenSequence(prompt.token_ids, completion, (True,)),),
+                (TokenSequence(prompt.token_ids, (2,), (-1.0,), (True,), ((0, 1),)),),
                 ((2,),),
                 [],
                 "2",
-                completion.finish_reason,
+                "stop",
             )
         ]
         * 2
@@ -73,11 +71,11 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     assert [item.group for item in scored.trained] == [2, 2, 1, 1]
     assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
     assert [item.group for item in scored.dropped] == [0, 0]
-    assert [completion_row(item, 1, None)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
+    assert [completion_row(item, 1)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
     dropped = scored.dropped[0]
-    assert completion_row(dropped, 1, None)["tokens"] == len(dropped.conversation.completions[0].token_ids)
-    assert completion_row(dropped, 1, None, dropped=True)["dropped"] is True
-    assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
+    assert completion_row(dropped, 1)["tokens"] == len(dropped.sequences[0].token_ids)
+    assert completion_row(dropped, 1, dropped=True)["dropped"] is True
+    assert "dropped" not in completion_row(scored.trained[0], 1)
     (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
     assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
@@ -90,7 +88,7 @@ def test_rewards_of_turns_are_signal_too():
         pairs = zip(scored.trained, infos, strict=True)
         return replace(
             scored,
-            trained=[replace(item, conversation=replace(item.conversation, infos=own)) for item, own in pairs],
+            trained=[replace(item, infos=own) for item, own in pairs],
         )
 
     scored = with_turns([[0.0, 1.0], None, [2.0], [2.0]])
@@ -118,8 +116,8 @@ def test_a_column_of_the_data_is_not_taken_for_a_field():
     """Nor for one that only other lines have."""
     columns = {"turns": 3, "entropy": "high", "messages": "m", "step": 1, "solution": "4", "rewards/a": 7}
     item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
-    prompt = replace(item.conversation.prompt, columns=columns)
-    row = completion_row(replace(item, conversation=replace(item.conversation, prompt=prompt)), 5, None)
+    prompt = replace(item.prompt, columns=columns)
+    row = completion_row(replace(item, prompt=prompt), 5)
     assert row["step"] == 5 and not row.keys() & {"turns", "entropy", "messages"}
     assert row["solution"] == "4" and row_columns(row) == columns
 
@@ -127,14 +125,15 @@ def test_a_column_of_the_data_is_not_taken_for_a_field():
 def test_an_invalid_reward_is_not_taken_for_no_opinion():
     item = scores([1.0, 1.0, 0.0, 1.0], 0).trained[0]
     rewards = {"first": math.nan, "second": None, "third": 0.5}
-    row = completion_row(replace(item, rewards=rewards), 1, None)
+    row = completion_row(replace(item, rewards=rewards), 1)
     assert row["invalid"] == ["first"]
-    assert "invalid" not in completion_row(item, 1, None)
+    assert "invalid" not in completion_row(item, 1)
 
 
 def test_what_a_sampler_is_told_of_a_round():
     first, fresh = scores([1.0, 1.0, 0.0, math.nan], 0), scores([0.0, 1.0, 5.0, math.nan], 2)
-    told = outcomes_of(first.with_groups_replaced([0], fresh, 2), [-1.0, 1.0, 0.0, 0.0], 7)
+    scored = first.with_groups_replaced([0], fresh, 2).with_advantages([-1.0, 1.0, 0.0, 0.0], None)
+    told = outcomes_of(scored, 7)
     assert [one.row for one in told] == [102, 101, 100]
     assert [(one.reward, one.pass_rate, one.has_signal, one.gradient_share, one.step) for one in told] == [
         (0.5, 0.5, True, 1.0, 7),

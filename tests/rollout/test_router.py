@@ -21,10 +21,6 @@ from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, Sa
 WAIT_S = 20
 
 
-class NoConnections:
-    async def aclose(self) -> None: ...
-
-
 @dataclass(eq=False)
 class Server:
     """A `Stay`, its `ServerSession` and client in one; `asked` are the requests that it has not answered or failed."""
@@ -46,10 +42,9 @@ class Server:
 
     def paced(self, output: RolloutOutput, seconds: float) -> None: ...
 
-    def open_async(self) -> NoConnections:
-        return NoConnections()
+    async def drop_connections(self) -> None: ...
 
-    async def answer(self, _http: Any, request: RolloutRequest) -> RolloutOutput:
+    async def answer(self, request: RolloutRequest) -> RolloutOutput:
         self.asked[request.request_id] = asyncio.get_running_loop().create_future()
         try:
             return await self.asked[request.request_id]
@@ -115,9 +110,9 @@ def played(
 ) -> None:
     async def play() -> None:
         calls = OpenCalls(on_answer, requests=[request(one) for one in names])
-        router = Router(Servers(list(servers)), calls, (0,), calls.answered, lambda: None, *at_once)  # type: ignore[arg-type]
+        router = Router(Servers(list(servers)), calls, (0,), *at_once)  # type: ignore[arg-type]
         telling = asyncio.create_task(story())
-        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
+        await asyncio.gather(asyncio.wait_for(router.run(calls.answered), WAIT_S), telling)
 
     asyncio.run(play())
 
@@ -190,8 +185,8 @@ def test_one_that_comes_gets_its_share_of_what_was_asked_last() -> None:
 
     async def play() -> None:
         calls = OpenCalls(note, requests=[request(one) for one in "abcdefgh"])
-        router = Router(members, calls, (0,), calls.answered, lambda: None)  # type: ignore[arg-type]
-        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), story())
+        router = Router(members, calls, (0,))  # type: ignore[arg-type]
+        await asyncio.gather(asyncio.wait_for(router.run(calls.answered), WAIT_S), story())
 
     def note(output: RolloutOutput) -> None:
         answered.append(output.request_id)

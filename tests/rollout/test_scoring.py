@@ -21,7 +21,7 @@ from swift_r1.data.prompts import Prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.rollout.multi_turn import OneTurn
+from swift_r1.rollout.multi_turn import SingleTurn
 from swift_r1.rollout.scoring import Scoring, reward_metrics
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -95,7 +95,7 @@ class Answered:
 def play(asked: list[Prompt], running: Scoring, generator: Answered, requests: Any = None) -> None:
     """Has the prompts answered in one turn and scored."""
     requests = requests or [SimpleNamespace(request_id=f"r{i}") for i in range(len(asked))]
-    turns = OneTurn(generator, lambda tokens: str(list(tokens)))
+    turns = SingleTurn(generator, lambda tokens: str(list(tokens)))
     turns.generate(list(zip(asked, requests, strict=True)), lambda _count: None, running.add)
 
 
@@ -161,7 +161,7 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
         play(rows, running, Answered(generate=generate), asked)
         scores = running.result()
     assert ended == [0, 1]
-    assert [item.reward for item in scores.trained] == [float(len(item.conversation.text)) for item in scores.trained]
+    assert [item.reward for item in scores.trained] == [float(len(item.text)) for item in scores.trained]
 
 
 class Stub(ThreadingHTTPServer):
@@ -208,7 +208,7 @@ def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugi
         with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}") as client:
             play(rows, running, Answered(generate=client.generate), asked)
         scores = running.result()
-    assert [item.conversation.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
+    assert [item.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
     assert [item.reward for item in scores.trained] == [4.0] * 4
 
 

@@ -9,7 +9,6 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,7 @@ from swift_r1.models.expected import expected_weights
 from swift_r1.rollout.base import ignore_output, still_wanted
 from swift_r1.rollout.pool.health import Health, ServerState
 from swift_r1.rollout.pool.pool import ServerPool
-from swift_r1.rollout.pool.session import Expected, OtherWeights, ServerSession, why_not_alike
+from swift_r1.rollout.pool.session import Expected, why_not_alike
 from swift_r1.rollout.remote import TOLERANCE, ServerRollouts
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.runtime.ranks import Ranks
@@ -129,23 +128,20 @@ def test_connections_live_from_one_round_to_the_next(connect: Any, two: list[Any
     until(lambda: not open_ones() & before)
 
 
-def test_no_refused_answer_is_lost_between_counting_and_reading() -> None:
-    session = object.__new__(ServerSession)
-    session._lock, session._refused = threading.Lock(), 0
-    session._was_replaced = lambda: False  # type: ignore[method-assign]
+def test_no_refused_answer_is_lost_between_counting_and_reading(connect: Any, tiny_server: Any) -> None:
+    pool = of(connect([tiny_server.url]))
 
-    def refuse() -> None:
-        for _ in range(2000):
-            with suppress(OtherWeights):
-                session.judge(OtherWeights("of another run"))
+    def count() -> None:
+        for _ in range(500):
+            pool.count_stale()
 
-    threads = [threading.Thread(target=refuse) for _ in range(4)]
-    taken = 0
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    taken = 0.0
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        taken += session.take_refused()
-    assert taken + session.take_refused() == 8000
+        taken += pool.take_metrics()["rollout/refused"]
+    assert taken + pool.take_metrics()["rollout/refused"] == 2000
 
 
 def test_what_is_wanted_no_more_is_answered_with_nothing(connect: Any, two: list[Any]) -> None:

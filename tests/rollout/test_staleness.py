@@ -4,8 +4,9 @@ import pytest
 
 from swift_r1.algorithms import LossConfig, from_flags
 from swift_r1.flags import RlhfArguments, parse_arguments
-from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, spans_of, staleness_metrics, versions_of_tokens
-from swift_r1.wire.protocol import Completion
+from swift_r1.rollout.staleness import ServedVersions, oldest_rounds, staleness_metrics
+from swift_r1.rollout.trajectory import TokenSequence, spans_of
+from swift_r1.wire.protocol import Completion, versions_of_tokens
 
 
 def completion(length: int, version: int, **more: object) -> Completion:
@@ -26,20 +27,22 @@ def served() -> ServedVersions:
 
 def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
     several = completion(10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20)))
-    metrics = staleness_metrics([several, completion(10, 13)], 3, served)
+    sequences = [TokenSequence.of_completion((1,), one) for one in (several, completion(10, 13))]
+    metrics = staleness_metrics(sequences, 3, served)
     assert metrics == {"rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20, "rollout/staleness/max": 3.0}
     # Where the engine does not tell, all count as the oldest.
-    untold = several.model_copy(update={"weight_versions": None})
+    untold = TokenSequence.of_completion((1,), several.model_copy(update={"weight_versions": None}))
+    assert (untold.oldest_version, untold.newest_version) == (12, 20)
     assert staleness_metrics([untold], 3, served)["rollout/staleness/mean"] == 3.0
-    assert oldest_rounds([completion(1, 20), untold], served) == 0
+    assert oldest_rounds([20, untold.oldest_version], served) == 0
     assert 12 in served and 14 not in served
 
 
 def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
     turn = completion(5, 1, newest_weight_version=2, weight_versions=((0, 1), (3, 2)))
-    assert versions_of_tokens(turn) == [1, 1, 1, 2, 2]
-    assert versions_of_tokens(completion(2, 7)) == [7, 7]
-    assert versions_of_tokens(completion(0, 7)) == []
+    assert versions_of_tokens(turn.stretches, 5) == [1, 1, 1, 2, 2]
+    assert versions_of_tokens(completion(2, 7).stretches, 2) == [7, 7]
+    assert versions_of_tokens(completion(0, 7).stretches, 0) == []
     # Tokens of the environment between two turns belong to the turn before them.
     assert spans_of([1, 1, None, 1, 2, None, None, 2, 3]) == ((0, 1), (4, 2), (8, 3))
     assert spans_of([None, 4]) == ((0, 4),)

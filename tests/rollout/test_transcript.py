@@ -98,7 +98,7 @@ def test_a_turn_goes_on_where_its_text_has_grown(tokenizer):
     assert tokenizer.decode(talk.tokens.token_ids) == "5. Wait, 4<|im_end|>"  # the first end token has left
     assert tokenizer.decode(talk.trained()) == "5 4<|im_end|>"
     assert talk.tokens.messages == [QUESTION, {"role": "assistant", "content": "5. Wait, 4"}]
-    assert talk.tokens.turns == 2 and talk.tokens.sampled_length == len(talk.tokens.token_ids)
+    assert len(talk.tokens.turns) == 2 and talk.tokens.sampled_length == len(talk.tokens.token_ids)
 
 
 def test_what_follows_the_last_turn_is_not_part_of_the_trajectory(tokenizer):

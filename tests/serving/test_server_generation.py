@@ -200,6 +200,6 @@ def test_what_is_no_json_or_no_route_is_said_plainly(server_url: str) -> None:
     with httpx.Client(base_url=server_url, trust_env=False) as http:
         garbled = http.post("/v1/rollouts", content=b"{{", headers={"Content-Type": "application/json"})
         assert garbled.status_code == 422
-        assert garbled.json()["error"].startswith("the body is no JSON: Expecting property name")
+        assert garbled.json()["error"].startswith("the body is not JSON: Expecting property name")
         assert http.get("/v2").json() == {"error": "Not Found"}
         assert "can be scored" in http.post("/v1/score", json={"sequences": [[1]]}).json()["error"]

@@ -159,26 +159,29 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     answers: list[RolloutOutput] = []
     looks = 0
 
-    async def looked(http: httpx.AsyncClient, path: str, **options: Any) -> httpx.Response:
+    async def looked(http: httpx.AsyncClient, method: str, address: str, **options: Any) -> httpx.Response:
         nonlocal looks
-        looks += path == "/health"
+        looks += address.endswith("/health")
         if looks == 10:
             engine.may_end.set()
-        return await ask(http, path, **options)
+        if address.endswith("/v1/rollouts"):
+            limits.append(options["timeout"])
+        return await ask(http, method, address, **options)
 
-    ask = httpx.AsyncClient.get
-    monkeypatch.setattr(httpx.AsyncClient, "get", looked)
+    limits: list[httpx.Timeout] = []
+    ask = httpx.AsyncClient.request
+    monkeypatch.setattr(httpx.AsyncClient, "request", looked)
     with RolloutClient(url, silence_s=1.0) as client:
         client.generate([request()], answers.append)
         assert len(answers) == 1 and looks >= 10
 
         async def options() -> list[int]:
-            async with client.open_async() as http, http.stream("GET", "/health") as response:
-                assert http.timeout.read is http.timeout.write is http.timeout.pool is None
+            async with client.loop.http.stream("GET", f"{url}/health") as response:
                 connection = response.extensions["network_stream"].get_extra_info("socket")
                 return [connection.getsockopt(level, option) for level, option, _ in KEEP_ALIVE]
 
-        assert asyncio.run(options()) == [1, 30, 10, 3]
+        assert client.loop.run(options()) == [1, 30, 10, 3]
+    assert all(one.read is one.write is one.pool is None for one in limits) and limits
 
 
 def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: StandingEngine) -> None:

@@ -219,7 +219,7 @@ def test_arguments_of_the_template(tool_tokenizer: Any, serve_engine: Callable[.
     same_as_logged(record, engine.log)
     for arguments, why in (
         ({"thinking": True}, "chat_template_kwargs: the chat template does not read thinking, so it would have no"),
-        ({"tools": []}, "has 'tools', which is no argument of a chat template"),
+        ({"tools": []}, "has 'tools', which is not an argument of a chat template"),
     ):
         with pytest.raises(openai.BadRequestError, match=why):
             session.chat(extra_body={"chat_template_kwargs": arguments})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from swift_r1.data.prompt_templates import behind_turn
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import collected
 from swift_r1.serving.sessions.calls import Asked, ModelCall
-from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway, Work
+from swift_r1.serving.sessions.gateway import AnswerStream, Attempt, Gateway
 from swift_r1.serving.sessions.history import text_of
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.serving.sessions.store import SessionStore
@@ -312,6 +313,24 @@ class Spoken:
             self.closed = True
 
 
+@dataclass
+class SpokenCall:
+    """A call whose request is `seen`, and whose answer is `spoken`."""
+
+    spoken: Spoken
+    seen: list[RolloutRequest]
+
+    def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
+        return RolloutRequest(request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50))
+
+    def generate(self, request: RolloutRequest, seed: int | None) -> Spoken:
+        self.seen.append(request)
+        return self.spoken
+
+    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> dict[str, Any]:
+        return model(completion.text)
+
+
 def asking(
     gateway: Gateway,
     state: SessionState,
@@ -320,15 +339,7 @@ def asking(
     retried: bool = False,
     **given: Any,
 ) -> AnswerStream:
-    def request(prompt: tuple[int, ...]) -> RolloutRequest:
-        return RolloutRequest(request_id="-", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=50))
-
-    def generate(one: RolloutRequest, _seed: int | None) -> Spoken:
-        seen.append(one)
-        return spoken
-
-    work = Work(request, generate, lambda one, _: model(one.text))
-    return gateway.ask(state, Asked((A,)), given, {}, Attempt(retried), Letters(), work)
+    return gateway.ask(state, Asked((A,)), given, {}, Attempt(retried), Letters(), SpokenCall(spoken, seen))
 
 
 def test_a_retry_joins_what_runs_and_is_recorded_once() -> None:

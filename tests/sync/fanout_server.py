@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from swift_r1.flags.server import RolloutArguments
 from swift_r1.serving.engines.base import EngineInfo, Generated, PromptTokenizer
 from swift_r1.serving.routes import create_app
 from swift_r1.serving.service import Lifecycle
-from swift_r1.sync import relays
+from swift_r1.sync import server as update_server
 from swift_r1.sync.buckets import Hash
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import SamplingParams
@@ -61,13 +61,13 @@ async def gone(mark: Path) -> None:
 
 
 async def main(folder: Path, api_key: str | None) -> None:
-    plain = relays._file
+    plain = update_server._file
 
-    async def as_told(path: Path) -> AsyncIterator[bytes]:
-        async for piece in plain(path):
+    def as_told(path: Path) -> Iterator[bytes]:
+        for piece in plain(path):
             yield piece[:-1] + bytes([piece[-1] ^ 1]) if (folder / "corrupt").exists() else piece
 
-    relays._file = as_told
+    update_server._file = as_told
     wire.RELAY_ANSWER_S = 0.5
     config = RolloutArguments(model="none", api_key=api_key)
     lifecycle = Lifecycle(config, lambda: (NotingEngine(folder), SHAPES))

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.expected import adapter_in_checkpoint, adapter_shapes, expected_weights, write_adapter
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.lora import adapter_config
 from swift_r1.models.weights import adapter_weights
 from swift_r1.rollout.pool.session import Expected
 from swift_r1.rollout.remote import ServerRollouts
@@ -27,7 +28,9 @@ from swift_r1.wire.protocol import AdapterConfig, HTTPError, ServerRefused, toke
 from tests.families import save_family
 from tests.live_servers import pool_of
 
-SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",), rslora=True)
+SETTINGS = AdapterArguments(
+    train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"], use_rslora=True
+)
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 SEQUENCE = tuple(range(5, 45))
 

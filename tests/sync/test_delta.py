@@ -12,8 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.sync import delta
-from swift_r1.sync.buckets import bucket_digest, content_hash
+from swift_r1.sync.buckets import (
+    BadChange,
+    apply_change,
+    bucket_digest,
+    changed_words,
+    content_hash,
+    encode_change,
+)
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.staging import Staging
 from swift_r1.sync.transport import incoming
@@ -31,8 +37,8 @@ def test_what_is_changed_and_applied_is_the_new(seed: int, share: float) -> None
     new = old.copy()
     places = generator.random(WORDS) < share
     new[places] ^= generator.integers(1, 2**16, int(places.sum()), dtype=np.uint16)
-    body = delta.encode(new, delta.changed_words(new, old))
-    named = delta.apply(body, old)
+    body = encode_change(new, changed_words(new, old))
+    named = apply_change(body, old)
     assert np.array_equal(old, new) and named >= places.sum()
     # 3 bytes a changed word; where they are rare, and have to be named on the way, 4.
     assert len(body) <= 16 + 4 * (places.sum() + WORDS // 65535 + 1)
@@ -42,11 +48,11 @@ def test_a_change_that_is_none_is_refused_and_changes_nothing() -> None:
     old = np.arange(1000, dtype=np.uint16)
     new = old.copy()
     new[[3, 400, 999]] = 7
-    body = delta.encode(new, delta.changed_words(new, old))
-    beyond = delta.encode(np.append(new, [1, 1]), np.array([1001]))
+    body = encode_change(new, changed_words(new, old))
+    beyond = encode_change(np.append(new, [1, 1]), np.array([1001]))
     for bad in (b"", body[:15], body[:-1], body + b"x", b"XXXX" + body[4:], beyond, body[:4] + b"\x07" + body[5:]):
-        with pytest.raises(delta.BadChange):
-            delta.apply(bad, old)
+        with pytest.raises(BadChange):
+            apply_change(bad, old)
     assert np.array_equal(old, np.arange(1000))
 
 
@@ -76,7 +82,7 @@ def test_kept_weights_are_the_newest_version_and_what_has_changed() -> None:
     assert [one.digest for one in second] == [bucket_digest(to_bytes(b)) for b in (bucket(1, 5), bucket(3, 4))]
     assert (kept.changed, kept.total) == (1, 2 * 2002)
     words = np.frombuffer(b"".join(first[0].parts()), np.uint16).copy()
-    assert second[0].change is not None and delta.apply(second[0].change, words) == 1
+    assert second[0].change is not None and apply_change(second[0].change, words) == 1
     assert words.tobytes() == to_bytes(bucket(1, 5))
     assert {one.base for one in second} == {content_hash(one.digest for one in first)}
     with pytest.raises(Superseded):
@@ -108,7 +114,7 @@ def staging() -> Staging:
 def test_the_server_makes_the_new_file_of_the_old_one(staging: Staging) -> None:
     old, new = to_bytes(bucket(1, 2)), to_bytes(bucket(1, 9))
     words = np.frombuffer(new, np.uint16)
-    change = delta.encode(words, delta.changed_words(words, np.frombuffer(old, np.uint16)))
+    change = encode_change(words, changed_words(words, np.frombuffer(old, np.uint16)))
 
     async def play() -> None:
         staged = await staging.write(0, chunks(old), None)
@@ -137,7 +143,7 @@ def test_a_file_that_somebody_has_made_too_large_is_not_read(staging: Staging) -
     """Whoever shares the machine may write to it: the pages of a hole would fill the memory."""
     with incoming(staging.folder, 0).open("wb") as file:
         file.truncate(1 << 40)
-    change = delta.encode(np.zeros(4, np.uint16), np.array([1]))
+    change = encode_change(np.zeros(4, np.uint16), np.array([1]))
     with pytest.raises(HTTPError, match="larger than the whole model"):
         asyncio.run(staging.change(0, chunks(change), "0" * 32))
     assert not list(staging.folder.iterdir())

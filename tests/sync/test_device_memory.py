@@ -16,7 +16,8 @@ import torch
 
 from swift_r1.rollout.pool.session import Expected, ServerSession
 from swift_r1.serving.admission import Admission
-from swift_r1.sync import device_memory
+from swift_r1.sync import transport
+from swift_r1.sync import writer as writer_module
 from swift_r1.sync.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import DeviceMemory, HTTPError, ServerRefused
@@ -42,8 +43,8 @@ def lent(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> dict[str, torch.Ten
             **{"counter": "/torch_1_2_3", "counter_offset": 0, "event": "", "waits": False},
         )
 
-    monkeypatch.setattr(device_memory, "shared", shared)
-    monkeypatch.setattr(device_memory, "opened", lambda memory: found[memory.handle])
+    monkeypatch.setattr(writer_module, "shared", shared)
+    monkeypatch.setattr(transport, "opened", lambda memory: found[memory.handle])
     monkeypatch.setattr("swift_r1.rollout.pool.session.own_gpu", lambda: GPU)
     engine.info = replace(engine.info, nccl_workers=0, gpu=GPU)
     engine.worker.vllm_config = None
@@ -138,18 +139,18 @@ def test_a_block_holds_tensors_of_any_size_and_dtype() -> None:
         ("b", torch.arange(10, dtype=torch.bfloat16).view(2, 5).t()),
         ("c", torch.ones(1, dtype=torch.float16)),
     ]
-    block = device_memory.packed(bucket)
+    block = transport.packed(bucket)
     kinds = [(tensor.dtype, tensor.shape) for _, tensor in bucket]
-    for found, (_, tensor) in zip(device_memory.tensors_in(block, kinds), bucket, strict=True):
+    for found, (_, tensor) in zip(transport.tensors_in(block, kinds), bucket, strict=True):
         assert torch.equal(found, tensor)
     with pytest.raises(RuntimeError):
-        list(device_memory.tensors_in(block[:-256], kinds))
+        list(transport.tensors_in(block[:-256], kinds))
 
 
 OTHER = """
 import sys
 import torch
-from swift_r1.sync.device_memory import opened, tensors_in
+from swift_r1.sync.transport import opened, tensors_in
 from swift_r1.wire.protocol import DeviceMemory
 
 block = opened(DeviceMemory.model_validate_json(sys.stdin.readline()))
@@ -162,8 +163,8 @@ print(a.tolist(), b.tolist())
 def test_another_process_reads_it() -> None:
     bucket = [("a", torch.arange(3.0, device="cuda")), ("b", torch.ones(2, 2, dtype=torch.bfloat16, device="cuda"))]
     for _ in range(2):
-        block = device_memory.packed(bucket)
-        memory = device_memory.shared(block)
+        block = transport.packed(bucket)
+        memory = transport.shared(block)
         done = subprocess.run(
             [sys.executable, "-c", OTHER], input=memory.model_dump_json(), capture_output=True, text=True, timeout=120
         )

@@ -265,9 +265,11 @@ def test_a_name_that_only_the_trainer_knows(
     serve: Any, pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers, resolve = serve(3), socket.getaddrinfo
-    monkeypatch.setattr(
-        socket, "getaddrinfo", lambda host, *more: resolve("127.0.0.1" if host == "known.invalid" else host, *more)
-    )
+
+    def resolved(host: Any, *more: Any) -> Any:
+        return resolve("127.0.0.1" if host in ("known.invalid", b"known.invalid") else host, *more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(Served, "url", property(lambda one: url_of(one).replace("127.0.0.1", "known.invalid")))
     run = pool(servers, 1)
     run.publish(weights(1))

@@ -120,15 +120,15 @@ def test_servers_that_hang_hold_up_no_other_ones_lease(client: RolloutClient, mo
         for _ in range(40):
             silent = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
             asked = cleanup.enter_context(RolloutClient(f"http://127.0.0.1:{silent.getsockname()[1]}"))
-            held = writer_module._renewals.add(1.0, WeightWriter(asked)._renew)
-            cleanup.callback(writer_module._renewals.end, held, 0.0)
-        renewed, take = [], WeightWriter.take
+            renewing = asked.loop.start(WeightWriter(asked, ttl_s=1.0)._renew())
+            cleanup.callback(renewing.cancel)
+        renewed, take = [], WeightWriter._take
 
-        def noted(writer: WeightWriter, *limit: float) -> None:
-            take(writer, *limit)
+        async def noted(writer: WeightWriter, limit_s: float) -> None:
+            await take(writer, limit_s)
             renewed.append(time.monotonic())
 
-        monkeypatch.setattr(WeightWriter, "take", noted)
+        monkeypatch.setattr(WeightWriter, "_take", noted)
         writer = cleanup.enter_context(WeightWriter(client, "trainer", ttl_s=2))
         writer.hold(WAIT_S)
         until(lambda: len(renewed) >= 8)

@@ -211,9 +211,9 @@ def safetensors(header: object, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"", "no whole safetensors file"),
-        (b"\xff" * 64, "no whole safetensors file"),
-        (struct.pack("<Q", 3) + b"{{{", "no whole safetensors file: .*invalid JSON"),
+        (b"", "not a complete safetensors file"),
+        (b"\xff" * 64, "not a complete safetensors file"),
+        (struct.pack("<Q", 3) + b"{{{", "not a complete safetensors file: .*invalid JSON"),
         (safetensors([], b""), "invalid JSON"),
         (safetensors({}, b""), "holds no tensor"),
         (safetensors({"a": {"dtype": "F32"}}, b""), "missing field"),

@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags, group_advantages, reward_labels
 from swift_r1.flags import RlhfArguments, make_plan, parse_arguments
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Critic, Policy
-from swift_r1.models.weights import Freezing, part_of, policy_weights
+from swift_r1.models.weights import part_of, policy_weights
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
@@ -49,9 +50,10 @@ def ragged_round():
 
     prompts = [prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
-    logprobs = [[-8.0] * len(completion) for completion in completions]
+    pairs = zip(prompts, completions, strict=True)
+    rows = [TokenSequence(prompt, ids, [-8.0] * len(ids), [True] * len(ids)) for prompt, ids in pairs]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
-    return round_batch(prompts, completions, logprobs, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
+    return round_batch(rows, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
 
 
 def collate_all(batch):
@@ -138,7 +140,7 @@ class Case:
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
         train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`), or with flags of the
-            adapters as JSON (`lora:{"dora": true}`).
+            adapters as JSON (`lora:{"use_dora": true}`).
         reload_after: the step after which the training state goes through `training_state` into a new backend.
         away: between two steps all that can leaves the device, and nothing is left of it there.
         ppo: flags of PPO, for steps of it in place of GRPO's.
@@ -231,8 +233,12 @@ class Summed(LocalBackend):
 
 def open_backend(case, ranks):
     kind, _, more = case.train.partition(":")
-    settings = json.loads(more) if more and kind != "full" else {}
-    ratio = settings.pop("lorap_lr_ratio", None)
+    trained = {"train_type": kind, "lora_rank": 4, "lora_alpha": 16, "target_modules": ["all-linear"]}
+    if kind == "full":
+        trained["freeze_parameters"] = [more] if more else []
+    elif more:
+        trained |= json.loads(more)
+    ratio = trained.pop("lorap_lr_ratio", None)
 
     def load():
         torch.manual_seed(0)
@@ -240,9 +246,8 @@ def open_backend(case, ranks):
             case.model,
             case.dtype,
             case.checkpointing,
-            None if kind == "full" else LoraSettings(4, 16, ("all-linear",), **settings),
+            AdapterArguments(**trained),
             quantization=Quantization() if kind == "qlora" else None,
-            freezing=Freezing((more,)) if more and kind == "full" else None,
         )
 
     optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim, ratio)

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
-from swift_r1.flags.adapters import adapter_flags
+from swift_r1.flags.adapters import AdapterArguments, adapter_flags
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import added_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
@@ -23,22 +22,22 @@ from swift_r1.training.optimizer import OptimizerConfig
 from tests.training import backend_worker as worker
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-PLAIN = LoraSettings(4, 8, ("all-linear",))
+PLAIN = AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"])
 KINDS = {
     "plain": PLAIN,
-    "rslora": replace(PLAIN, rslora=True),
-    "gaussian": replace(PLAIN, init="gaussian"),
-    "regex": replace(PLAIN, target_modules=(), target_regex=r".*\.1\..*[qv]_proj"),
-    "dropout": replace(PLAIN, dropout=0.5),
-    "dora": replace(PLAIN, dora=True),
-    "dora-dropout": replace(PLAIN, dora=True, dropout=0.5),
-    "whole": replace(PLAIN, modules_to_save=("all-embedding", "all-norm", "lm_head")),
-    "everything": replace(PLAIN, rslora=True, dora=True, dropout=0.5, modules_to_save=("lm_head", "norm")),
+    "rslora": replace(PLAIN, use_rslora=True),
+    "gaussian": replace(PLAIN, init_weights="gaussian"),
+    "regex": replace(PLAIN, target_modules=[], target_regex=r".*\.1\..*[qv]_proj"),
+    "dropout": replace(PLAIN, lora_dropout=0.5),
+    "dora": replace(PLAIN, use_dora=True),
+    "dora-dropout": replace(PLAIN, use_dora=True, lora_dropout=0.5),
+    "whole": replace(PLAIN, modules_to_save=["all-embedding", "all-norm", "lm_head"]),
+    "everything": replace(PLAIN, use_rslora=True, use_dora=True, lora_dropout=0.5, modules_to_save=["lm_head", "norm"]),
 }
 CONFIG = OptimizerConfig(1e-2, 0.1, 0.9, 0.95, 1e-8, 1.0)
 
 
-def backend_of(folder: Path, lora: LoraSettings | None, dtype: str = "float32") -> LocalBackend:
+def backend_of(folder: Path, lora: AdapterArguments | None, dtype: str = "float32") -> LocalBackend:
     torch.manual_seed(0)
     return LocalBackend(load_model(folder, dtype, True, lora), CONFIG)
 
@@ -84,8 +83,8 @@ def test_a_kind(tiny_model, tiny_model_untied, tmp_path, kind, tied):
     for name, value in AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3-merged").named_parameters():
         assert torch.equal(value, merged[name]), name
     flags = adapter_flags("--adapters", checkpoint)
-    assert (flags["use_dora"], flags["use_rslora"], flags["lora_rank"]) == (lora.dora, lora.rslora, 4)
-    assert torch.equal(logps(backend_of(folder, replace(lora, adapters=str(checkpoint)))), trained)
+    assert (flags["use_dora"], flags["use_rslora"], flags["lora_rank"]) == (lora.use_dora, lora.use_rslora, 4)
+    assert torch.equal(logps(backend_of(folder, replace(lora, adapters=[str(checkpoint)]))), trained)
 
 
 @pytest.mark.parametrize("kind", ["dropout", "dora-dropout"])
@@ -112,10 +111,10 @@ def test_dropout_is_where_a_gradient_is(tiny_model, kind):
 
 @pytest.mark.parametrize("kind", ["plain", "whole"])
 def test_a_reference_with_adapters_of_its_own(tiny_model, tmp_path, kind):
-    first = backend_of(tiny_model, replace(PLAIN, target_modules=("q_proj", "up_proj")))
+    first = backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj", "up_proj"]))
     train(first)
     folder, expected = saved(first, tiny_model, tmp_path / "first"), logps(first)
-    backend = backend_of(tiny_model, replace(KINDS[kind], ref_adapters=str(folder)))
+    backend = backend_of(tiny_model, replace(KINDS[kind], ref_adapters=[str(folder)]))
     reference = backend.reference()
     torch.testing.assert_close(logps(backend), logps(backend_of(tiny_model, None)), rtol=0, atol=1e-6)
     for _ in range(2):
@@ -124,23 +123,25 @@ def test_a_reference_with_adapters_of_its_own(tiny_model, tmp_path, kind):
     torch.testing.assert_close(logps(reference), expected, rtol=0, atol=1e-6)
     assert torch.equal(logps(backend), policy)
     assert not any("reference" in weight.name for weight in added_weights(backend.model))
-    again = backend_of(tiny_model, replace(KINDS[kind], adapters=str(saved(backend, tiny_model, tmp_path / "second"))))
+    again = backend_of(
+        tiny_model, replace(KINDS[kind], adapters=[str(saved(backend, tiny_model, tmp_path / "second"))])
+    )
     assert torch.equal(logps(again), policy)
 
 
 def test_adapters_that_do_not_fit(tiny_model, tiny_model_untied, tmp_path):
-    folder = str(saved(backend_of(tiny_model, replace(PLAIN, target_modules=("q_proj",))), tiny_model, tmp_path))
+    folder = str(saved(backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj"])), tiny_model, tmp_path))
     for model, lora, said in (
         (tiny_model, PLAIN, r"does not fit --model and the flags: .*k_proj.* is not in it"),
         (tiny_model, replace(PLAIN, target_regex=r".*\.0\..*q_proj"), r"layers\.1.*q_proj.* has no place there"),
-        (tiny_model, replace(PLAIN, rank=8, target_modules=("q_proj",)), r"has there \[4, 64\], not \[8, 64\]"),
+        (tiny_model, replace(PLAIN, lora_rank=8, target_modules=["q_proj"]), r"has there \[4, 64\], not \[8, 64\]"),
     ):
         with pytest.raises(UsageError, match=said):
-            backend_of(model, replace(lora, adapters=folder))
+            backend_of(model, replace(lora, adapters=[folder]))
 
 
 def test_modules_that_are_not_there(tiny_model):
     with pytest.raises(UsageError, match="--modules_to_save wpe: LlamaForCausalLM has no such module"):
-        backend_of(tiny_model, replace(PLAIN, modules_to_save=("norm", "wpe")))
+        backend_of(tiny_model, replace(PLAIN, modules_to_save=["norm", "wpe"]))
     with pytest.raises(UsageError, match="the embedding gets no adapter; leave it out, or train it whole"):
-        backend_of(tiny_model, replace(PLAIN, target_modules=("q_proj", "embed_tokens")))
+        backend_of(tiny_model, replace(PLAIN, target_modules=["q_proj", "embed_tokens"]))

@@ -108,8 +108,8 @@ def test_zero3_equals_one_process_with_adapters(train, tiny_model):
 
 
 ADAPTERS = {
-    "dora": {"dora": True},
-    "whole": {"rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
+    "dora": {"use_dora": True},
+    "whole": {"use_rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
 }
 """What is trained beside or in place of `B A`, and at another rate."""
 APART = json.dumps(

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.micro_batches import Form, RowLengths, plan_micro_batches
 
@@ -13,10 +14,11 @@ def ragged(lengths, prompt_lengths):
     """Completion i holds the tokens 100 i, 100 i + 1, ...; its prompt counts down to 100 i - 1."""
     prompts = [[100 * i + 50 + k for k in range(p)] for i, p in enumerate(prompt_lengths)]
     completions = [[100 * i + k for k in range(n)] for i, n in enumerate(lengths)]
-    logprobs = [[-float(token) for token in row] for row in completions]
+    pairs = zip(prompts, completions, strict=True)
+    rows = [TokenSequence(prompt, ids, [-float(t) for t in ids], [True] * len(ids)) for prompt, ids in pairs]
     rewards = [float(i) for i in range(len(lengths))]
     truncated = [length == max(lengths) for length in lengths]
-    return round_batch(prompts, completions, logprobs, rewards, truncated), prompts, completions
+    return round_batch(rows, rewards, truncated), prompts, completions
 
 
 CPU = torch.device("cpu")

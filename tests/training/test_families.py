@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from swift_r1.errors import UsageError
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.expected import as_in_checkpoint, expected_weights
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.multimodal import NEVER, decoder_of, kept_on_disk, placeholders
 from swift_r1.models.weights import policy_weights
 from swift_r1.rollout.remote import own_logprobs
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.checks import check_engine, narrowed
 from swift_r1.serving.engines.transformers import TransformersEngine
@@ -84,7 +85,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
     own.sum().backward()
     expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
     largest = max(gradient.abs().max() for gradient in expected.values() if gradient is not None)
-    batch = round_batch(PROMPTS, COMPLETIONS, [[0.0] * len(c) for c in COMPLETIONS], [0.0] * 6, [False] * 6)
+    batch = round_batch([TokenSequence.of_answer(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)], [0.0] * 6)
     for form, units in (
         (Form(), [(i,) for i in range(6)]),
         (PACKED, [(i,) for i in range(6)]),
@@ -132,7 +133,11 @@ def test_the_embedded_engine_samples_from_the_model(family):
     assert torch.cat(differences).mean() < NOISE
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(4, 8, ("all-linear",))], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [None, AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"])],
+    ids=["full", "lora"],
+)
 def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, lora):
     """Names, shapes and values, buffers too, whichever buckets they come in."""
     model = load_model(family.folder, "float32", False, lora)
@@ -209,16 +214,31 @@ def test_placeholders_are_never_drawn(tmp_path):
 def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
     folder = save_family(tmp_path, "mixtral")
     assert all(parameter.requires_grad for parameter in load_model(folder, "float32", False).parameters())
-    model = load_model(folder, "float32", False, LoraSettings(4, 8, ("all-linear",)))
+    model = load_model(
+        folder,
+        "float32",
+        False,
+        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]),
+    )
     adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
     with pytest.raises(UsageError, match="--target_modules w1: the experts and routers of MixtralForCausalLM"):
-        load_model(folder, "float32", False, LoraSettings(4, 8, ("q_proj", "w1")))
+        load_model(
+            folder,
+            "float32",
+            False,
+            AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "w1"]),
+        )
 
 
 def test_the_output_head_gets_no_adapter(tiny_model):
     with pytest.raises(UsageError, match="--target_modules q_proj lm_head: the output head gets no adapter"):
-        load_model(tiny_model, "float32", False, LoraSettings(4, 8, ("q_proj", "lm_head")))
+        load_model(
+            tiny_model,
+            "float32",
+            False,
+            AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["q_proj", "lm_head"]),
+        )
 
 
 def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):

@@ -10,10 +10,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swift_r1.algorithms import LossConfig
 from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments, parse_arguments
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.loading import load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import policy_weights
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch, split_step
@@ -73,7 +74,12 @@ def qwen3():
 def with_adapters(folder):
     """Llama with adapters that are no longer the identity they start as."""
     torch.manual_seed(4)
-    model = load_model(folder, "float32", gradient_checkpointing=False, lora=LoraSettings(4, 8, ("all-linear",)))
+    model = load_model(
+        folder,
+        "float32",
+        gradient_checkpointing=False,
+        trained=AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=8, target_modules=["all-linear"]),
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
@@ -301,7 +307,7 @@ def test_a_shared_prompt_goes_through_the_model_once(backends):
 
 def test_prompts_are_shared_where_it_saves_enough(backends):
     """24 of 100 tokens saved are too few for a quarter, and enough for less."""
-    batch = round_batch([[5] * 8] * 4, [[6] * 17] * 4, [[0.0] * 17] * 4, [0.0] * 4, [False] * 4)
+    batch = round_batch([TokenSequence.of_answer([5] * 8, [6] * 17)] * 4, [0.0] * 4)
     for share_from, form in ((0.25, Form()), (0.24, SHARED), (None, Form())):
         (micro,) = split_step(batch, range(4), Batching(Form(), 4, 4, None, share_from), ALONE)
         assert micro.inputs.token_ids.numel() == (76 if form.shared else 100)

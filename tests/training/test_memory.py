@@ -8,8 +8,9 @@ import torch
 from swift_r1.cli.rank import known_end
 from swift_r1.errors import EXIT_RUN_FAILED
 from swift_r1.flags import World
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.flags.rlhf import RlhfArguments
-from swift_r1.models.lora import LoraSettings, add_lora
+from swift_r1.models.lora import add_lora
 from swift_r1.models.shape import KEPT_CHUNKS, LOGITS_BYTES, shape_of
 from swift_r1.training.memory import GIB, advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 
@@ -34,11 +35,13 @@ def test_the_shape_is_the_models(shape, tiny_model_untied):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_untied)
     assert dict(shape.weights) == {name: p.numel() for name, p in model.named_parameters()}
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.kv_width) == (2, 64, 128, 32)
-    add_lora(model, LoraSettings(4, 16, ("all-linear",)))
-    assert shape.adapters(LoraSettings(4, 16, ("all-linear",))) == sum(
-        p.numel() for p in model.parameters() if p.requires_grad
-    )
-    assert shape.adapters(LoraSettings(4, 16, ("q_proj",))) == 2 * 4 * (64 + 64)
+    add_lora(model, AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"]))
+    assert shape.adapters(
+        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["all-linear"])
+    ) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape.adapters(
+        AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=16, target_modules=["q_proj"])
+    ) == 2 * 4 * (64 + 64)
 
 
 def test_chunks_of_logits_are_as_large_as_the_card_allows(shape):
@@ -71,7 +74,12 @@ def test_parts_are_what_tensors_take(shape):
     gathered = [parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in ("fsdp2", keeps)]
     assert gathered[0] < gathered[1] == 2 * total
     lora = parts(shape, train_type="lora", beta=0.1)
-    assert lora["optimizer"] == 12 * shape.adapters(LoraSettings(8, 16, ("all-linear",))) and "reference" not in lora
+    assert (
+        lora["optimizer"]
+        == 12
+        * shape.adapters(AdapterArguments(train_type="lora", lora_rank=8, lora_alpha=16, target_modules=["all-linear"]))
+        and "reference" not in lora
+    )
     assert parts(shape, train_type="qlora")["weights"] < 0.6 * lora["weights"]
     frozen = parts(shape, freeze_parameters=["model"])
     assert frozen["optimizer"] == 12 * shape.head

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from swift_r1.algorithms import Advantages, LossConfig, PPOConfig
 from swift_r1.models.loading import load_critic, load_model
 from swift_r1.models.policy import Critic, Policy
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import FrozenReference
 from swift_r1.training.backends.local import LocalBackend
@@ -83,8 +84,12 @@ class Waits(TorchDispatchMode):
 
 def ragged() -> RoundBatch:
     completions = [list(range(3, 3 + length)) for length in (3, 9, 5, 7)]
-    logps = [[-4.0] * len(one) for one in completions]
-    return round_batch([[7, 8]] * 2 + [[9]] * 2, completions, logps, [0.0, 1.0] * 2, [False] * 4)
+    prompts = [[7, 8]] * 2 + [[9]] * 2
+    rows = [
+        TokenSequence(*pair, [-4.0] * len(pair[1]), [True] * len(pair[1]))
+        for pair in zip(prompts, completions, strict=True)
+    ]
+    return round_batch(rows, [0.0, 1.0] * 2)
 
 
 def settings(device: torch.device, form: str) -> tuple[Ranks, Batching]:

@@ -11,6 +11,7 @@ import torch
 from swift_r1.algorithms import LossConfig, loss_normalizer, policy_loss
 from swift_r1.models.loading import load_model
 from swift_r1.models.policy import Policy
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch, split_step
@@ -27,8 +28,9 @@ def batch():
     """Two groups of two completions, of 2, 1, 1 and 3 rows."""
     prompts = [[7], [7, 8], [7], [9], [9], [9, 5], [9, 5]]
     rows = [[10 * number + place for place in range(1 + number % 3)] for number in range(7)]
-    logps = [[-0.1 * token for token in row] for row in rows]
-    return round_batch(prompts, rows, logps, [0.0, 1.0, 2.0, 2.0], [False] * 7, owners=OWNERS)
+    pairs = zip(prompts, rows, strict=True)
+    sequences = [TokenSequence(prompt, ids, [-0.1 * t for t in ids], [True] * len(ids)) for prompt, ids in pairs]
+    return round_batch(sequences, [0.0, 1.0, 2.0, 2.0], owners=OWNERS)
 
 
 def test_rows_of_completions():
@@ -112,7 +114,9 @@ def test_what_is_of_a_completion_is_the_same_in_one_row_or_in_several(tiny_model
         rows = [whole[number][start:end] for (number, start), end in zip(parts, ends, strict=True)]
         engine = [[-7.4 + 0.6 * one for one in wide[n][start:end]] for (n, start), end in zip(parts, ends, strict=True)]
         owners = [number for number, _ in parts]
-        one = round_batch(prompts, rows, engine, [0.0] * 4, [False] * len(rows), owners=owners)
+        masks = [[True] * len(row) for row in rows]
+        sequences = [TokenSequence(*row) for row in zip(prompts, rows, engine, masks, strict=True)]
+        one = round_batch(sequences, [0.0] * 4, owners=owners)
         batches = split_step(one, range(4), Batching(Form(), 1, 2, 20), ALONE)
         [prepared] = before_training([batches], backend, None, 1.0, old_policy=True)
         advantages = torch.tensor([-1.0, 1.0, -0.5, 0.5])[one.owners]

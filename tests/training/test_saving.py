@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
+from swift_r1.flags.adapters import AdapterArguments
 from swift_r1.lab.report.card import model_card
 from swift_r1.models.loading import Quantization, load_model
-from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import added_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
@@ -180,7 +180,13 @@ def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: 
 
 def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, tmp_path: Path) -> None:
     """transformers would write a quantized model's own tensors, which are parts under ZeRO-3 and FSDP2."""
-    model = load_model(tiny_model, "float32", False, LoraSettings(2, 4, ("q_proj",)), quantization=Quantization())
+    model = load_model(
+        tiny_model,
+        "float32",
+        False,
+        AdapterArguments(train_type="lora", lora_rank=2, lora_alpha=4, target_modules=["q_proj"]),
+        quantization=Quantization(),
+    )
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
     gathered = {weight.name: torch.full_like(weight.value(), 7.0) for weight in added_weights(model)}
     backend.weight_buckets = lambda *_, **__: iter([list(gathered.items())])  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from swift_r1.rollout.trajectory import TokenSequence
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 from swift_r1.training.batching import collate, round_batch
 from swift_r1.training.micro_batches import Form
@@ -82,7 +83,7 @@ def test_four_ranks_of_a_row_with_copies_of_two_key_heads(step, tmp_path):
 
 def test_a_row_has_a_token_for_every_rank():
     """Models do not compute without tokens. What fills the row up is a sequence of its own, at its end."""
-    batch = round_batch([[5]], [[6, 7]], [[0.0] * 2], [0.0], [False])
+    batch = round_batch([TokenSequence.of_answer([5], [6, 7])], [0.0])
     for size, tokens in ((2, [5, 6, 7]), (4, [5, 6, 7, 5])):
         inputs = collate(
             batch, [(0,)], Form(packed=True), torch.device("cpu"), sequence=SequenceGroup(0, size, None)

@@ -13,15 +13,15 @@ from swift_r1.algorithms import LossConfig, teacher_advantages
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
-from swift_r1.rollout.base import Conversation, TokenSequence
-from swift_r1.rollout.scoring import ScoredCompletion, ScoredRound
+from swift_r1.rollout.scoring import ScoredRound
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching
 from swift_r1.training.grpo import batch_of_round, before_training, of_round, split_round, train_step
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.teachers import LocalTeacher, ServerTeacher
-from swift_r1.wire.protocol import Completion, ScoreResponse
+from swift_r1.wire.protocol import ScoreResponse
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -71,12 +71,11 @@ def scored_round(tokenizer, hints):
         prompt = encoder.encode(row | {"dataset": "d"} | more)
         for number in range(GROUP):
             ids = tuple(torch.randint(3, 100, (3 + 2 * group + number,), generator=generator).tolist())
-            done = Completion(token_ids=ids, logprobs=(-3.0,) * len(ids), finish_reason="stop", weight_version=0)
             mask = [place != 1 for place in range(len(ids))]
-            one = Conversation(
-                f"r/{group}", prompt, (TokenSequence(prompt.token_ids, done, mask),), (ids,), [], "", done.finish_reason
-            )
-            trained.append(ScoredCompletion(one, group, number, {}, 0.0, float(number), float(number)))
+            own = TokenSequence(prompt.token_ids, ids, (-3.0,) * len(ids), mask, ((0, 0),))
+            value = float(number)
+            scored = {"group": group, "number": number, "reward": 0.0, "objective": value, "outcome": value}
+            trained.append(Trajectory(f"r/{group}", prompt, (own,), (ids,), [], "", "stop", **scored))
     return ScoredRound(trained, [])
 
 
@@ -116,12 +115,12 @@ def test_log_probs_are_those_of_the_teacher_after_its_own_prompt(student, teache
     )
     encoder = PromptEncoder(tokenizer)
     for number, item in enumerate(scored.trained):
-        prompt, ids = item.conversation.prompt, list(item.conversation.completions[0].token_ids)
+        prompt, ids = item.prompt, list(item.sequences[0].token_ids)
         content = prompt.columns.get("teacher_prompt", prompt.messages[0]["content"])
         before = encoder.tokenize(encoder.render([{"role": "user", "content": content}]))
         with torch.no_grad():
             logits = model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1] / TEMPERATURE
-        logps, mask = logits.log_softmax(-1), torch.tensor(item.conversation.sequences[0].loss_mask)
+        logps, mask = logits.log_softmax(-1), torch.tensor(item.sequences[0].loss_mask)
         own = logps.gather(-1, torch.tensor(ids)[:, None]).squeeze(-1)
         torch.testing.assert_close(found[number, : len(ids)][mask], own[mask], rtol=0, atol=1e-5)
         row = micro.samples.tolist().index(number)
@@ -163,8 +162,8 @@ def test_the_loss_is_the_kl_over_whole_distributions(student, teachers):
     other = learner(student.model.name_or_path)
     model, total, count = AutoModelForCausalLM.from_pretrained(teachers["llama"]), 0.0, 0
     for item in scored.trained:
-        prompt, ids = item.conversation.prompt.token_ids, item.conversation.completions[0].token_ids
-        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.conversation.sequences[0].loss_mask)
+        prompt, ids = item.prompt.token_ids, item.sequences[0].token_ids
+        inputs, mask = torch.tensor([[*prompt, *ids]]), torch.tensor(item.sequences[0].loss_mask)
         p, q = (
             (one(inputs).logits[0, len(prompt) - 1 : -1] / TEMPERATURE).log_softmax(-1)[mask]
             for one in (other.model, model)
@@ -222,7 +221,7 @@ def test_servers_say_what_the_model_itself_does(student, teachers, top):
 def test_a_hint_that_is_no_text(student, teachers):
     tokenizer = AutoTokenizer.from_pretrained(teachers["llama"])
     scored = scored_round(tokenizer, True)
-    scored.trained[2].conversation.prompt.columns["teacher_prompt"] = ["no", "text"]
+    scored.trained[2].prompt.columns["teacher_prompt"] = ["no", "text"]
     teacher = LocalTeacher(ALONE, PromptEncoder(tokenizer), 1.0, 0, 9, None, None, True)
     with pytest.raises(RunFailed, match="d:1: teacher_prompt must be text"):
         teacher.teach(scored, batch_of_round(scored, ALONE), [])

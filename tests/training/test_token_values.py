@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from swift_r1.algorithms import LossConfig, policy_loss
+from swift_r1.data.prompts import Prompt
+from swift_r1.rollout.scoring import ScoredRound
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.batching import Batching, round_batch, split_step
 from swift_r1.training.micro_batches import Form
@@ -26,7 +27,10 @@ def test_values_are_at_their_places(form: Form, per_token: bool) -> None:
     masks = [[True] * length for length in LENGTHS]
     masks[2][1] = False  # a token that the policy did not write
     logps = [[sample + place / 10 for place in range(length)] for sample, length in enumerate(LENGTHS)]
-    batch = round_batch([[7, 8]] * 2 + [[9]] * 2, completions, logps, [0.0] * 4, [False] * 4, masks)
+    prompts = [[7, 8]] * 2 + [[9]] * 2
+    batch = round_batch(
+        [TokenSequence(*row) for row in zip(prompts, completions, logps, masks, strict=True)], [0.0] * 4
+    )
     recorded = [{"sample": sample, "weight_versions": SPANS[sample]} for sample in (0, 2, 3)]
     tokens = StepTokens(recorded, batch, with_reference=False)
     for micro in split_step(batch, range(4), Batching(form, 1, 2, max_tokens=8), ALONE):
@@ -54,26 +58,22 @@ def test_values_are_at_their_places(form: Form, per_token: bool) -> None:
     }
 
 
-def completions_of(prompt_ids: list[str]) -> SimpleNamespace:
+def completions_of(prompt_ids: list[str]) -> ScoredRound:
     """A round with two completions of each prompt."""
 
-    def one(prompt_id: str, number: int) -> SimpleNamespace:
-        completion = SimpleNamespace(weight_versions=None, weight_version=1)
-        conversation = SimpleNamespace(
-            prompt=SimpleNamespace(prompt_id=prompt_id),
-            sequences=[SimpleNamespace(completion=completion)],
-            request_id=prompt_id,
-        )
-        return SimpleNamespace(conversation=conversation, number=number, group=0)
+    def one(prompt_id: str, number: int) -> Trajectory:
+        prompt = Prompt(prompt_id, "data", (), "", (1,), {})
+        row = TokenSequence.of_answer(prompt.token_ids, [2])
+        return Trajectory(prompt_id, prompt, [row], [[2]], [], "", "stop", number=number)
 
-    return SimpleNamespace(trained=[one(prompt_id, number) for prompt_id in prompt_ids for number in range(2)])
+    return ScoredRound([one(prompt_id, number) for prompt_id in prompt_ids for number in range(2)], [])
 
 
 def test_a_prompt_is_chosen_by_its_id() -> None:
     prompts = [f"data:{number}" for number in range(1000)]
 
     def of(prompt_ids: list[str], size: int, share: float) -> list[str]:
-        return [one["prompt_id"] for one in chosen(completions_of(prompt_ids), 1, size, share, ALONE)]  # type: ignore[arg-type]
+        return [one["prompt_id"] for one in chosen(completions_of(prompt_ids), 1, size, share, ALONE)]
 
     some = of(prompts, 2000, 0.25)
     assert 400 < len(some) < 600 and len(some) == 2 * len(set(some))

@@ -81,6 +81,7 @@ METHODS = (
         name="fipo",
         function=fipo,
         reads=CLIPS,
+        ratio_of_tokens=True,
         settings=FipoSettings,
         metrics=(
             ("fipo/future_kl", "discounted sum of later log ratios at a token, mean", "nats", ""),

@@ -91,6 +91,7 @@ METHODS = (
         value="rlsd",
         by_itself=True,
         advantages=advantages,
+        needs_rewards=True,
         settings=RlsdSettings,
         metrics=(("rlsd_lambda", "how much the teacher weighs tokens", "", "as `--rlsd_lambda` says"),),
     ),

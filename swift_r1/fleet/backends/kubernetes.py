@@ -54,7 +54,7 @@ def open_backend(run: RunFile, silence_s: float) -> ClusterBackend:
 
 
 def render(run: RunFile) -> dict[str, Any]:
-    """The JobSet. Raises UsageError: options that cannot be."""
+    """Returns the JobSet. Raises UsageError: options that cannot be."""
     options = read_options(run, "kubernetes", _OPTIONS)
     faults = [f"{name} is missing" for name in ("image", "claim") if name not in options]
     faults = [f"{run.path}: kubernetes: {fault}" for fault in faults]

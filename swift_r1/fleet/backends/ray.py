@@ -7,21 +7,18 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.backend import AgentPipe, Node, agent_words
+from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.run_file import TRAIN, Role, RunFile, hosts_faults, read_options
-from swift_r1.runtime.processes import last_line, say
+from swift_r1.runtime.processes import handlers_kept, say
 
 DEFAULT_WAIT_S = 600
 _SAY_S = 30.0
@@ -34,56 +31,21 @@ _OPTIONS: dict[str, type] = {"address": str, "wait": int, "strategy": str, "pyth
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """The needs of one node that trains, or of one replica."""
-
-    role: Role
-
-    @property
-    def gpus(self) -> int:
-        return self.role.gpus
-
-    @property
-    def cpus(self) -> int:
-        """A core for each process where the file does not say how many: Ray places nothing that needs none."""
-        return self.role.cpus or (self.role.processes if self.role.name == TRAIN else max(1, self.role.gpus))
-
-
-class AgentActor:
-    """Runs an agent in a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
+class AgentActor(ProcessPipe):
+    """Runs an agent from a process of Ray's, with the GPUs of its bundle, and on these of the node's cores."""
 
     def __init__(self, words: Sequence[str], cores: range | None) -> None:
-        if cores is not None and len(own := sorted(os.sched_getaffinity(0))) >= cores.stop:
+        own = sorted(os.sched_getaffinity(0))
+        if cores is not None and len(own) >= cores.stop:
             os.sched_setaffinity(0, own[cores.start : cores.stop])
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it is open as long as the agent
         # Ray sets OMP_NUM_THREADS to the actor's CPUs for its own tasks.
         environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", _NICENESS)}
-        self._process = subprocess.Popen(
-            [sys.executable, *words],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            start_new_session=True,  # Ray kills its worker's process group
-        )
-
-    def send(self, lines: bytes) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(lines)
-        self._process.stdin.flush()
+        super().__init__([sys.executable, *words], environ)
 
     def receive(self) -> bytes:
-        """What the agent has said, in pieces that need not be lines; empty once it has ended."""
+        """Returns what the agent has said, in pieces that need not be lines; empty once it has ended."""
         assert self._process.stdout is not None
         return os.read(self._process.stdout.fileno(), _CHUNK)
-
-    def close(self) -> str:
-        """Ends the agent's input, waits for its end, and returns its last words."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        return last_line(Path(f"/proc/self/fd/{self._said.fileno()}"))
 
 
 class RayPipe:
@@ -104,7 +66,7 @@ class RayPipe:
     def receive(self) -> bytes:
         import ray
 
-        while (end := self._rest.find(b"\n") + 1) == 0:
+        while b"\n" not in self._rest:
             try:
                 data = ray.get(self._actor.receive.remote())
             except ray.exceptions.RayError as error:
@@ -113,9 +75,8 @@ class RayPipe:
             if not data:
                 return b""
             self._rest += data
-        line = bytes(self._rest[:end])
-        del self._rest[:end]
-        return line
+        line, _, self._rest = self._rest.partition(b"\n")
+        return bytes(line + b"\n")
 
     def close(self) -> None:
         import ray
@@ -124,7 +85,8 @@ class RayPipe:
             return
         self._closed = True
         try:
-            self._last = ray.get(self._actor.close.remote(), timeout=_END_S) or self._last
+            ray.get(self._actor.close.remote(), timeout=_END_S)
+            self._last = ray.get(self._actor.last_words.remote(), timeout=_END_S)
         except ray.exceptions.RayError as error:
             self._last = self._last or _first_line(error)
         ray.kill(self._actor)
@@ -139,7 +101,7 @@ class RayBackend:
     def __init__(
         self,
         group: Any,
-        bundles: Sequence[Bundle],
+        bundles: Sequence[Role],
         python: str,
         silence_s: float,
     ) -> None:
@@ -155,13 +117,13 @@ class RayBackend:
             alive = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
         folder = str(Path.cwd())
         return [
-            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.role.name,))
+            Node(f"{place[:6]}/{number}", alive[place], one.gpus, None, self._python, folder, (one.name,))
             for number, (one, place) in enumerate(zip(self._bundles, self._places(), strict=True))
             if place in alive
         ]
 
     def _places(self) -> list[str]:
-        """The Ray node of each bundle; empty where it has none now."""
+        """Returns the Ray node of each bundle; empty where it has none now."""
         from ray.util import placement_group_table
 
         with _as_os_errors():
@@ -175,14 +137,16 @@ class RayBackend:
         number = int(node.name.rpartition("/")[2])
         bundle = self._bundles[number]
         cores = None
-        if bundle.role.cpus:  # Ray counts cores, and binds nothing to them
+        if bundle.cpus:  # Ray counts cores, and binds nothing to them
             places = self._places()
             before = [
-                one.cpus for one, place in zip(self._bundles[:number], places, strict=False) if place == places[number]
+                _cores(one)
+                for one, place in zip(self._bundles[:number], places, strict=False)
+                if place == places[number]
             ]
             cores = range(sum(before), sum(before) + bundle.cpus)
         made = ray.remote(AgentActor).options(
-            num_cpus=bundle.cpus,
+            num_cpus=_cores(bundle),
             num_gpus=bundle.gpus,
             max_concurrency=3,  # send, receive and close
             runtime_env={"env_vars": {_NICENESS: "0"}},
@@ -194,9 +158,14 @@ class RayBackend:
         return [sys.executable, *agent_words(self._silence_s)]
 
 
-def bundles_of(run: RunFile) -> list[Bundle]:
-    """One for each node that trains and each replica."""
-    return [Bundle(role) for role in run.roles.values() for _ in range(role.count)]
+def bundles_of(run: RunFile) -> list[Role]:
+    """Returns the needs of each node that trains, and of each replica."""
+    return [role for role in run.roles.values() for _ in range(role.count)]
+
+
+def _cores(role: Role) -> int:
+    """Returns a core for each process where the file does not say how many: Ray places nothing that needs none."""
+    return role.cpus or (role.processes if role.name == TRAIN else max(1, role.gpus))
 
 
 def open_backend(run: RunFile, silence_s: float) -> RayBackend:
@@ -208,11 +177,11 @@ def open_backend(run: RunFile, silence_s: float) -> RayBackend:
 
 
 def planned(run: RunFile, silence_s: float) -> LocalClusterBackend:
-    """The bundles, on whichever nodes Ray will place them."""
+    """Returns the bundles, on whichever nodes Ray will place them."""
     python = _options(run).get("python", sys.executable)
     folder = str(Path.cwd())
     nodes = [
-        Node(f"bundle-{number}", None, one.gpus, one.cpus, python, folder, (one.role.name,))
+        Node(f"bundle-{number}", None, one.gpus, _cores(one), python, folder, (one.name,))
         for number, one in enumerate(bundles_of(run))
     ]
     return LocalClusterBackend(nodes, silence_s)
@@ -234,29 +203,27 @@ def _connect(address: str) -> None:
         import ray
     except ImportError as error:
         raise UsageError("Ray is not installed: pip install 'swift-r1[ray]', the cluster's own version") from error
-    if ":" in (given := os.environ.get("RAY_ADDRESS", "") if address == "auto" else address) and "://" not in given:
+    given = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if ":" in given and "://" not in given:
         host, _, port = given.rpartition(":")
         try:  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), _ANSWER_S).close()
         except (OSError, ValueError) as error:
             raise UsageError(f"no Ray cluster at {given}: {error}") from error
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with handlers_kept(signal.SIGINT, signal.SIGTERM):  # Ray has its own for SIGTERM
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(f"no Ray cluster at {address!r}: {_first_line(error)}") from error
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray has its own for SIGTERM
     # No option keeps Ray from printing the last lines of a daemon's log, its state, when that dies.
     vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
 
 
-def _placed(bundles: Sequence[Bundle], strategy: str, wait_s: int) -> Any:
-    """A placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
+def _placed(bundles: Sequence[Role], strategy: str, wait_s: int) -> Any:
+    """Returns a placement group of these bundles, once Ray has placed it. Raises UsageError: not in time."""
     import ray
 
-    wanted = [{"CPU": one.cpus} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]
+    wanted = [{"CPU": _cores(one)} | ({"GPU": one.gpus} if one.gpus else {}) for one in bundles]
     group = ray.util.placement_group(wanted, strategy=strategy, name=f"swift-{os.getpid()}")
     deadline = time.monotonic() + wait_s
     while not group.wait(min(_SAY_S, max(0.1, deadline - time.monotonic()))):

@@ -18,7 +18,7 @@ from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
 from swift_r1.fleet.backends.slurm_job import components, job_script, slurm_options
 from swift_r1.fleet.run_file import RunFile
 from swift_r1.record.folder import checkpoints_of
-from swift_r1.runtime.processes import say
+from swift_r1.runtime.processes import handlers_kept, say
 
 _ASK_S = 2.0
 _SILENT_S = 600.0  # for a controller that does not answer
@@ -127,8 +127,8 @@ def hand_over(run: RunFile, words: Sequence[str], dry_run: bool) -> int | None:
 
 
 def after(code: int, folder: Path, output_dir: Path, max_restarts: int) -> int:
-    """After the driver's end inside a job: one that Slurm has told to end is queued again, unless more than
-    `max_restarts` of its starts in a row have brought the run in `folder` no further."""
+    """Queues a job again that Slurm has told to end, after the driver's end inside it, unless more than
+    `max_restarts` of its starts in a row have brought the run in `folder` no further. Returns the exit code."""
     job = os.environ.get("SLURM_JOB_ID")
     if code != EXIT_TERMINATED or job is None or _state(job).get("JobState") != "RUNNING":
         return code
@@ -175,8 +175,10 @@ def _follow(job: str, log: Path, heard: Sequence[int]) -> int:
         what = state.get("JobState", "")
         if what and what not in (*_WAITING, *_AT_WORK):
             return _end(job, what, state, done)
-        if what in _WAITING and (line := _waiting(job, state)) != said:
-            say(line, "launch")
+        if what in _WAITING:
+            line = _waiting(job, state)
+            if line != said:
+                say(line, "launch")
             said = line
         elif what == "RUNNING" and said != what:
             say(f"job {job} runs on {state.get('NodeList')}", "launch")
@@ -246,17 +248,12 @@ def _pass_on(log: Path, shown: int) -> int:
 
 @contextlib.contextmanager
 def _signals_heard() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM add to the list and do nothing else."""
+    """Yields a list that SIGINT and SIGTERM add to; they do nothing else."""
     heard: list[int] = []
-    before = {
-        number: signal.signal(number, lambda one, _frame: heard.append(one))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    with handlers_kept(signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda got, _frame: heard.append(got))
         yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _hostnames(nodes: str) -> list[str]:

@@ -49,7 +49,7 @@ class Component:
 
 
 def slurm_options(run: RunFile) -> dict[str, Any]:
-    """The section `slurm`, checked. Raises UsageError."""
+    """Returns the section `slurm`, checked. Raises UsageError."""
     given = run.options.get("slurm", {})
     if isinstance(given.get("time"), int):
         raise UsageError(f'{run.path}: slurm: time must be in quotes, like "24:00:00": YAML makes a number of it')
@@ -83,7 +83,7 @@ def _seconds(time: str) -> float:
 
 
 def components(run: RunFile, options: Mapping[str, Any]) -> list[Component]:
-    """One for the nodes that train and the roles that fit on nodes like these; one for each other role.
+    """Returns one for the nodes that train and the roles that fit on nodes like these; one for each other role.
 
     A server shares the kind of node if it has no options of its own and its replicas fill such nodes: by GPUs, where
     both have them, else by `cpus`. Where neither says how much it needs each replica gets a node.

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.fleet.backend import AgentPipe, Node, ProcessPipe, agent_words
+from swift_r1.fleet.backend import Node, agent_words
+from swift_r1.fleet.backends.local import LocalClusterBackend
 from swift_r1.fleet.run_file import RunFile, option_faults, read_options
 
 _CONNECT_S = 10
@@ -24,26 +25,15 @@ _OF_A_HOST = {
 }
 
 
-class SshBackend:
+class SshBackend(LocalClusterBackend):
     """Its agents are at the other end of `ssh`; `config` is a file for it."""
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        interpreters: Mapping[str, str],
-        config: str | None,
-        silence_s: float,
-    ):
-        self._nodes = nodes
+        self, nodes: Sequence[Node], interpreters: Mapping[str, str], config: str | None, silence_s: float
+    ) -> None:
+        super().__init__(nodes, silence_s)
         self._interpreters = interpreters
         self._config = config
-        self._silence_s = silence_s
-
-    def nodes(self) -> Sequence[Node]:
-        return self._nodes
-
-    def connect(self, node: Node) -> AgentPipe:
-        return ProcessPipe(self.command(node))
 
     def command(self, node: Node) -> Sequence[str]:
         options = {

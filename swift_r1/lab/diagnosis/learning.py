@@ -11,14 +11,15 @@ SILENT = 0.9  # share of groups whose rewards are equal
 INVALID = 0.02
 SPREAD = 0.25  # of a reward, against its mean: below it, nearly all completions have it
 NEVER = 10  # rounds in which the first function gave nothing
-# nats a token; against the first rounds
+# nats per token; against the first rounds
 LOW_ENTROPY = 0.1
 LESS_ENTROPY = 0.4
 
 
 @detector("rewards invalid", 5, "rewards/*/invalid")
 def rewards_invalid(past: Past, rounds: int) -> Sign | None:
-    """A function that fails now and then; one that fails more often ends the run (`--max_invalid_reward_ratio`)."""
+    """Sees a function that fails now and then; one that fails more often ends the run
+    (`--max_invalid_reward_ratio`)."""
     for name in past.rewards:
         shares = past.last(f"{name}/invalid", rounds)
         if shares and fmean(shares) >= INVALID and sum(map(bool, shares)) >= min(3, len(shares)):
@@ -30,7 +31,7 @@ def rewards_invalid(past: Past, rounds: int) -> Sign | None:
 
 
 def _silent(past: Past, rounds: int) -> list[float]:
-    """The share of groups in which nothing differs, of each line; empty where there is enough that does. With
+    """Returns the share of groups in which nothing differs, of each line; empty where there is enough that does. With
     `--dynamic_sample` that is of the groups that are trained on."""
     if past.log.series.keys() & {"teacher_kl", "sdar/gate_mean"} and "rlsd_lambda" not in past.log.series:
         return []  # a teacher needs no difference, unless it only weighs what rewards say
@@ -42,14 +43,14 @@ def _silent(past: Past, rounds: int) -> list[float]:
 
 
 def _solved(past: Past, name: str, rounds: int) -> bool:
-    """Whether nearly all completions have the same of this reward, above 0."""
+    """Returns whether nearly all completions have the same of this reward, above 0."""
     values, spread = (past.last(f"{name}/{one}", rounds) for one in ("mean", "std"))
     return bool(values and spread) and fmean(values) > 0 and fmean(spread) <= SPREAD * fmean(values)
 
 
 @detector("rewards saturated", 8, "frac_reward_zero_std", "rewards/*/std")
 def rewards_saturated(past: Past, rounds: int) -> Sign | None:
-    """All completions earn the same: too easy, or a function that does not tell two completions apart."""
+    """Sees that all completions earn the same: too easy, or a function that does not tell two completions apart."""
     silent = _silent(past, rounds)
     name = past.trained
     if not silent or not _solved(past, name, rounds):
@@ -66,7 +67,8 @@ def rewards_saturated(past: Past, rounds: int) -> Sign | None:
 
 @detector("entropy collapse", 5, "entropy")
 def entropy_collapse(past: Past, rounds: int) -> Sign | None:
-    """The policy has settled before it was good: it writes the same again and again, and earns no more for it."""
+    """Sees that the policy has settled before it was good: it writes the same again and again, and earns no more for
+    it."""
     entropy = past.change("entropy", rounds)
     right = past.change(f"{past.right}/mean", rounds)
     if entropy is None or max(entropy.late) > min(LOW_ENTROPY, LESS_ENTROPY * fmean(entropy.early)):
@@ -74,7 +76,7 @@ def entropy_collapse(past: Past, rounds: int) -> Sign | None:
     if _solved(past, past.right, rounds) or (right is not None and right.gain > 0):
         return None
     return Sign(
-        f"entropy {fmean(entropy.late):.2g} nats a token, at first {fmean(entropy.early):.2g}, without more reward",
+        f"entropy {fmean(entropy.late):.2g} nats per token, at first {fmean(entropy.early):.2g}, without more reward",
         "a lower --learning_rate, --epsilon_high 0.28, a higher --beta; continue from an earlier checkpoint",
     )
 
@@ -121,7 +123,7 @@ def no_signal(past: Past, rounds: int) -> Sign | None:
 
 @detector("evaluation falling", 1, "eval/*/accuracy", under=("template broken",))
 def evaluation_falling(past: Past, _rounds: int) -> Sign | None:
-    """The reward rises, and the last two evaluations are below the best one by more than their intervals."""
+    """Sees that the reward rises, and the last two evaluations are below the best one by more than their intervals."""
     log = past.log
     for benchmark, names in log.benchmarks().items():
         found = log.evaluations(benchmark, "accuracy") if "accuracy" in names else []

@@ -18,8 +18,8 @@ SLOWER = 1.5
 
 @detector("memory creeping", 24, "memory/host_gib", "memory/peak_gib")
 def memory_creeping(past: Past, rounds: int) -> Sign | None:
-    """Memory that has grown in each third since the warm-up, in the last one not much less than in the first, not by a
-    few jumps, although completions have not grown."""
+    """Sees memory that has grown in each third since the warm-up, in the last one not much less than in the first,
+    not by a few jumps, although completions have not grown."""
     lengths = past.log.get("completions/mean_length")
     for name in ("memory/host_gib", "memory/peak_gib"):
         series = past.log.get(name)

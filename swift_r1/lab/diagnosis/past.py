@@ -36,7 +36,7 @@ class MetricChange(NamedTuple):
 
     @property
     def rise(self) -> float:
-        """The gain beyond twice its standard error; negative for a fall, 0 within the noise."""
+        """Returns the gain beyond twice its standard error; negative for a fall, 0 within the noise."""
         noise = max(map(pstdev, self)) * math.sqrt(1 / len(self.early) + 1 / len(self.late))
         return math.copysign(max(0.0, abs(self.gain) - 2 * noise), self.gain)
 
@@ -51,17 +51,17 @@ class Past:
 
     @property
     def round(self) -> int:
-        """Optimizer steps of a round."""
+        """Returns the optimizer steps of a round."""
         return _count(self.plan.get("optimizer_steps_per_round")) or 1
 
     @property
     def rounds(self) -> int:
-        """Rounds that are trained."""
+        """Returns the rounds that are trained."""
         return self.log.last_step // self.round
 
     @property
     def prompts(self) -> int | None:
-        """Prompts of a round."""
+        """Returns the prompts of a round."""
         return _count(self.plan.get("prompts_per_round"))
 
     @property
@@ -73,7 +73,8 @@ class Past:
 
     @property
     def trained(self) -> str:
-        """The same of the function with the largest weight, the first of several: what is learned above all."""
+        """Returns the metric of the function with the largest weight, the first of several: what is learned above
+        all."""
         names = self.args.get("reward_funcs")
         weights = self.args.get("reward_weights")
         if not isinstance(names, list) or not isinstance(weights, list) or len(names) != len(weights):
@@ -86,18 +87,18 @@ class Past:
         return [f"rewards/{name}" for name in self.log.rewards()]
 
     def values(self, name: str, after: float, until: float = math.inf) -> list[float]:
-        """A metric's known values of the steps after one, until another."""
+        """Returns a metric's known values of the steps after one, until another."""
         series = self.log.get(name)
         begin, end = (bisect_right(series.steps, step) for step in (after, until))
         return [value for value in series.values[begin:end] if not math.isnan(value)]
 
     def last(self, name: str, rounds: int) -> list[float]:
-        """A metric's known values of the last rounds; none where there were not so many."""
+        """Returns a metric's known values of the last rounds; none where there were not so many."""
         begin = self.log.last_step - rounds * self.round
         return self.values(name, begin) if begin >= 0 else []
 
     def first(self, name: str, rounds: int = FIRST) -> list[float]:
-        """A metric's known values of the first rounds, or of the first line."""
+        """Returns a metric's known values of the first rounds, or of the first line."""
         return self.values(name, -math.inf, max([rounds * self.round, *self.log.get(name).steps[:1]]))
 
     def change(self, name: str, rounds: int) -> MetricChange | None:
@@ -144,5 +145,5 @@ def detector(name: str, rounds: int, *needs: str, under: Sequence[str] = ()) -> 
 
 
 def _count(value: Any) -> int | None:
-    """A number of things, as whatever version or accident has left it."""
+    """Returns a number of things; None for what another version or an accident has left in its place."""
     return value if isinstance(value, int) and value > 0 else None

@@ -29,13 +29,13 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
         advice += "or the engine without quantization, "
     advice += "float32 on both sides to tell numerics apart"
     if late and min(late) >= MISMATCH_AT_ONCE:
-        return Sign(f"log-probs of trainer and engine differ by {fmean(late):.2g} nats a token", advice)
+        return Sign(f"log-probs of trainer and engine differ by {fmean(late):.2g} nats per token", advice)
     cuts = bool(past.last("rollout/kept_mass", rounds))  # they differ by what top-p and the like leave out
     floor = MISMATCH_AT_ONCE if cuts else MISMATCH[past.args.get("torch_dtype") == "float32"]
     if change is None or min(change.late) < max(floor, MISMATCH_GROWTH * fmean(change.early)):
         return None
     return Sign(
-        f"log-probs of trainer and engine differ by {fmean(change.late):.2g} nats a token, at first by "
+        f"log-probs of trainer and engine differ by {fmean(change.late):.2g} nats per token, at first by "
         f"{fmean(change.early):.2g}",
         advice,
     )
@@ -50,18 +50,18 @@ def ratios_off(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"the mean importance ratio is {fmean(ratios):.3g}, and {fmean(clipped):.0%} of the tokens are clipped",
-        "a lower --learning_rate, fewer --num_iterations, fewer optimizer steps a round, less --max_staleness",
+        "a lower --learning_rate, fewer --num_iterations, fewer optimizer steps per round, less --max_staleness",
     )
 
 
 @detector("KL running off", 5, "kl")
 def kl_running_off(past: Past, rounds: int) -> Sign | None:
-    """The policy leaves its reference, further with every round."""
+    """Sees that the policy leaves its reference, further with every round."""
     change = past.change("kl", rounds)
     if change is None or min(change.late) < max(KL, KL_GROWTH * min(change.early)):
         return None
     return Sign(
-        f"KL to the reference {fmean(change.late):.3g} nats a token, at first {min(change.early):.2g}",
+        f"KL to the reference {fmean(change.late):.3g} nats per token, at first {min(change.early):.2g}",
         "a lower --learning_rate, a higher --beta, --max_grad_norm; look whether --ref_model is the policy's own start",
     )
 
@@ -77,5 +77,5 @@ def weights_not_moving(past: Past, rounds: int) -> Sign | None:
         return None
     return Sign(
         f"{fmean(changed):.4%} of the 16-bit weights change in a step, at --learning_rate {max(rates, default=0):.2g}",
-        "a learning rate of 5e-7 or more (0.3 % of the weights a step)",
+        "a learning rate of 5e-7 or more (0.3 % of the weights per step)",
     )

@@ -67,7 +67,8 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
         formatted = past.last(f"{name}/mean", rounds)
         if formatted and max(formatted) <= NO_FORMAT and max(past.first(f"{name}/mean"), default=0.0) <= NO_FORMAT:
             return Sign(
-                f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the format never comes",
+                f"reward {name.removeprefix('rewards/')} was {fmean(formatted):.2g} on average: the model never "
+                "produces the expected format",
                 advice + "--response_prefix, a solved example in the prompt",
             )
     return None
@@ -75,7 +76,8 @@ def template_broken(past: Past, rounds: int) -> Sign | None:
 
 @detector("length explosion", 5, "completions/mean_length", under=("repetition", "template broken"))
 def length_explosion(past: Past, rounds: int) -> Sign | None:
-    """Longer and longer, and no better: where length helps, the first reward rises with it."""
+    """Sees completions that get longer and longer, and no better: where length helps, the first reward rises with
+    it."""
     length = past.change("completions/mean_length", rounds)
     right = past.change(f"{past.right}/mean", rounds)
     if length is None or min(length.late) < LONGER * fmean(length.early) or right is None or right.gain > 0:
@@ -89,7 +91,7 @@ def length_explosion(past: Past, rounds: int) -> Sign | None:
 
 @detector("truncation", 5, "completions/clipped_ratio", under=("repetition", "template broken", "length explosion"))
 def truncation_growing(past: Past, rounds: int) -> Sign | None:
-    """More and more completions are cut off, or most are."""
+    """Sees that more and more completions are cut off, or most are."""
     change = past.change("completions/clipped_ratio", rounds)
     if change is None:
         return None
@@ -105,8 +107,8 @@ def truncation_growing(past: Past, rounds: int) -> Sign | None:
 
 @detector("data repeated", 16, "prompts/repeated")
 def data_repeated(past: Past, rounds: int) -> Sign | None:
-    """The same prompts in one round: of `n` prompts drawn from `d` different ones about n (n - 1) / 2 d are repeated,
-    so that `d` is known long before all data were seen."""
+    """Sees the same prompts in one round: of `n` prompts drawn from `d` different ones about n (n - 1) / 2 d are
+    repeated, so that `d` is known long before all data were seen."""
     shares = past.last("prompts/repeated", rounds)
     asked = past.prompts
     size = past.plan.get("prompts_per_epoch")

@@ -77,18 +77,18 @@ class Diagnosis(MetricLog):
 
     @property
     def not_judged(self) -> list[str]:
-        """Detectors that have nothing to look at: none of their metrics is logged."""
+        """Returns the detectors that have nothing to look at: none of their metrics is logged."""
         return [one.name for one in self._detectors if not one.metrics(self)]
 
     @property
     def too_early(self) -> list[str]:
-        """Detectors whose metrics are logged, but of fewer rounds than they look at."""
+        """Returns the detectors whose metrics are logged, but of fewer rounds than they look at."""
         waiting = [one for one in self._detectors if one.rounds > self._past.rounds and one.name not in self.findings]
         return [one.name for one in waiting if one.metrics(self)]
 
     @property
     def rounds(self) -> int:
-        """Rounds that the run has trained."""
+        """Returns the rounds that the run has trained."""
         return self._past.rounds
 
     @property

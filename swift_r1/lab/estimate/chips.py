@@ -79,8 +79,8 @@ DEFAULT_CHIP = "h100"
 
 
 def chip_of(name: str) -> Chip:
-    """A row of `CHIPS`, or a YAML file with the fields of a `Chip`, of which those left out are those of the chip that
-    `like` names. Raises UsageError: no such chip, or a file that cannot be read as one."""
+    """Returns a row of `CHIPS`, or a YAML file with the fields of a `Chip`, of which those left out are those of the
+    chip that `like` names. Raises UsageError: no such chip, or a file that cannot be read as one."""
     if name.lower().endswith((".yaml", ".yml")):
         return _read(Path(name).expanduser())
     found = CHIPS.get(name.lower())

@@ -45,7 +45,7 @@ def assumed(chip: Chip) -> Efficiency:
 
 
 def with_cores(chip: Chip, cores: float) -> Chip:
-    """A CPU's figures are those of a core."""
+    """Returns the chip with the figures of so many cores; a CPU's are those of one."""
     if not chip.is_cpu:
         return chip
     return replace(
@@ -57,7 +57,7 @@ def with_cores(chip: Chip, cores: float) -> Chip:
 
 
 def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
-    """The work of a round of resolved arguments."""
+    """Returns the work of a round of resolved arguments."""
     prompt = lengths.prompt
     completion = lengths.completion
     completions = int(args.generation_batch_size or args.completions_per_step)
@@ -79,14 +79,14 @@ def round_of(args: RlhfArguments, lengths: AverageLengths) -> Round:
 
 
 def _longest(args: RlhfArguments, recorded: Sequence[float]) -> int:
-    """Tokens of a completion at most: `--max_completion_length`, or with several turns, which each may have as many,
-    those of the longest that was recorded."""
+    """Returns the most tokens of a completion: `--max_completion_length`, or with several turns, which each may have as
+    many, those of the longest that was recorded."""
     lengths = [int(length) for length in recorded] if takes_turns(args) else []
     return max(args.max_completion_length, *lengths, 0)
 
 
 def takes_turns(args: RlhfArguments) -> bool:
-    """A completion is a conversation."""
+    """Returns whether a completion is a conversation."""
     return args.plays_agent or args.multi_turn_scheduler is not None
 
 
@@ -102,19 +102,16 @@ def job_of(
     known = lengths or AverageLengths((args.max_length or 4 * PROMPT_TOKENS) / 4, args.max_completion_length / 2)
     completion = min(args.mean_completion_length or known.completion, float(_longest(args, known.quantiles)))
     known = AverageLengths(args.mean_prompt_length or known.prompt, completion, known.quantiles)
-    model = model_of(args.model)
     server: Mapping[str, Any] = {} if run_file is None else run_file.rollout
     cache = server.get("vllm_kv_cache_dtype", args.vllm_kv_cache_dtype)
     share = server.get("vllm_gpu_memory_utilization", 0.9)
     return Job(
         args=args,
-        model=model,
+        model=model_of(args.model),
         round=round_of(args, known),
-        updated=args.completions_per_step,
         chip=with_cores(chip, usable_cores(run_file, TRAIN) / ranks_of_node(world_size, run_file)),
         server_chip=with_cores(chip, usable_cores(run_file, ROLLOUT)),
         use=use,
-        width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=args.gpus_per_node,
         critic=model_of(args.critic_model) if args.critic_model else None,
         share=float(share),
@@ -122,7 +119,6 @@ def job_of(
         cache_width=1.0 if str(cache or "").startswith("fp8") else None,
         cache_bytes=_cache_bytes(server or args.to_dict()),
         others=_others(run_file),
-        taking_turns=chip.is_cpu,
     )
 
 
@@ -138,8 +134,8 @@ def ranks_of_node(world_size: int, run_file: RunFile | None) -> int:
 
 
 def layout_of(args: RlhfArguments, world_size: int, run_file: RunFile | None = None) -> Layout:
-    """The layout that the flags or the roles say; a server that is only an address counts as one device. OSError: the
-    file of servers cannot be read."""
+    """Returns the layout that the flags or the roles say; a server that is only an address counts as one device.
+    OSError: the file of servers cannot be read."""
     stage, _ = zero_of(args)
     if run_file is not None and (role := run_file.roles.get(ROLLOUT)) is not None:
         copies = int(run_file.rollout.get("vllm_data_parallel_size", 1))
@@ -179,7 +175,7 @@ def _cache_bytes(flags: Mapping[str, Any]) -> float | None:
 
 
 def recorded_lines(folder: Path) -> list[dict[str, Any]]:
-    """The logged steps of a run without the first, which warms up. UsageError: fewer than two."""
+    """Returns the logged steps of a run without the first, which warms up. UsageError: fewer than two."""
     try:
         lines = [line for line in read_json_lines(folder / "logging.jsonl") if "time/step" in line]
     except OSError as error:
@@ -190,8 +186,8 @@ def recorded_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
-    """A recorded run with its own lengths, and as many servers as took work. Raises UsageError: it is none of ours, or
-    its model's config is gone."""
+    """Returns the job and the layout of a recorded run with its own lengths, and as many servers as took work. Raises
+    UsageError: it is none of ours, or its model's config is gone."""
     try:
         content = json.loads((folder / "args.json").read_text(encoding="utf-8"))
         args = arguments_of(content)
@@ -201,21 +197,16 @@ def of_run(folder: Path, chip: Chip, use: Efficiency) -> tuple[Job, Layout]:
         raise UsageError(f"--measured {folder}: args.json: {error.strerror or error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"--measured {folder}: args.json is not that of a run of this version") from error
-    model = model_of(args.model)
-    round_ = round_of(args, _recorded_lengths(folder, args))
     job = Job(
         args=args,
-        model=model,
-        round=round_,
-        updated=args.completions_per_step,
+        model=model_of(args.model),
+        round=round_of(args, _recorded_lengths(folder, args)),
         chip=with_cores(chip, cores / world_size),
         server_chip=with_cores(chip, cores),
         use=use,
-        width=WIDTHS[args.torch_dtype or model.shape.dtype],
         per_node=max(8, world_size),
         critic=model_of(args.critic_model) if args.critic_model else None,
         most=args.vllm_max_num_seqs or chip.most_at_once,
-        taking_turns=chip.is_cpu,
     )
     servers = [line["rollout/servers"] for line in recorded_lines(folder) if line.get("rollout/servers")]
     layout = layout_of(replace(args, vllm_server_file=None), world_size)
@@ -245,7 +236,7 @@ def _recorded_lengths(folder: Path, args: RlhfArguments) -> AverageLengths:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """The first completions of a run; none where the file is not there."""
+    """Returns the first completions of a run; none where the file is not there."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8") as lines:

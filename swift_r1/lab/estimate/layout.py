@@ -80,7 +80,7 @@ class Estimate:
 
     @property
     def bottleneck(self) -> str:
-        """The role that takes longest."""
+        """Returns the role that takes longest."""
         train = sum(self.phases.get(name, 0.0) for name in ("log-probs", "train", "push"))
         sides = {"train": train, "rollout": self.phases["generate"]}
         sides |= {name: seconds for name, seconds in self.phases.items() if name in ("judge", "teacher", "reward")}
@@ -88,7 +88,7 @@ class Estimate:
 
 
 def estimate_layout(job: Job, layout: Layout) -> Estimate:
-    """Memory, bytes and seconds of a layout, and what of it does not fit."""
+    """Returns the memory, bytes and seconds of a layout, and what of it does not fit."""
     trainer = trainer_of(job, layout.ranks, layout.stage)
     held = trainer_memory(job, layout.ranks, layout.stage)
     room = job.chip.memory
@@ -144,7 +144,7 @@ def _seconds(
     args = job.args
     round_ = job.round
     use = job.use
-    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.taking_turns
+    ahead = layout.mode == "server" and args.async_generate and args.max_staleness > 0 and not job.chip.is_cpu
     chip = job.engine if layout.mode == "server" else job.chip
     phases = {
         "generate": _generate(job, chip, layout.replicas, server, ahead and args.max_staleness > 1),
@@ -175,8 +175,8 @@ def _seconds(
 
 
 def _whole(phases: Mapping[str, float], ahead: bool) -> tuple[float, bool]:
-    """Seconds of a round. With `--async_generate` the slower side counts, scoring being on the side of generation; a
-    judge scores a completion while others are generated, so that the slower of both counts too."""
+    """Returns the seconds of a round. With `--async_generate` the slower side counts, scoring being on the side of
+    generation; a judge scores a completion while others are generated, so that the slower of both counts too."""
     trained = sum(phases.get(name, 0.0) for name in ("log-probs", "train", "push", "teacher"))
     generated = max(phases["generate"], phases.get("judge", 0.0)) + phases["reward"]
     return (max(trained, generated), True) if ahead else (trained + generated, False)
@@ -216,7 +216,8 @@ def _transport(job: Job, layout: Layout) -> tuple[str, bool, int]:
 
 
 def _other_seconds(job: Job, role: ServerRole) -> float:
-    """A judge reads each prompt and completion and answers in `JUDGE_TOKENS`; a teacher only reads."""
+    """Returns the seconds of a judge, which reads each prompt and completion and answers in `JUDGE_TOKENS`, or of a
+    teacher, which only reads."""
     server = other_server(job, role)
     round_ = job.round
     read = round_.prompt_tokens + round_.completion_tokens

@@ -31,7 +31,7 @@ def seconds_of(folder: Path, updates: int = 1, of: Callable[[Iterable[float]], f
 
 
 def read_measured(folder: Path, chip: Chip, of: Callable[[Iterable[float]], float] = median) -> Efficiency:
-    """The assumptions for this chip with the factors by which the run's phases took longer, or shorter. Raises
+    """Returns the assumptions for this chip with the factors by which the run's phases took longer, or shorter. Raises
     UsageError: as `of_run`."""
     use = assumed(chip)
     job, layout = of_run(folder, chip, use)

@@ -35,8 +35,8 @@ def reached(model: Model, chip: Chip, use: Efficiency, share: float) -> float:
 
 
 def at_once(server: ServerRoofline, round_: Round) -> float:
-    """Completions that a replica can decode together: each takes room for its prompt and, on average over its life,
-    half of its tokens; a group's prompt is kept once."""
+    """Returns how many completions a replica can decode together: each takes room for its prompt and, on average over
+    its life, half of its tokens; a group's prompt is kept once."""
     tokens = round_.prompt_tokens / round_.group + round_.completion_tokens / 2
     return max(1.0, min(float(server.most), server.cache_tokens / tokens))
 
@@ -49,8 +49,8 @@ def decode_seconds(
     batch: float,
     context: float,
 ) -> float:
-    """One token of each of `batch` completions: the larger of reading weights and cache, and of the arithmetic; then
-    what every step takes, and two exchanges a layer between tensor-parallel devices."""
+    """Returns the seconds of one token of each of `batch` completions: the larger of reading weights and cache, and of
+    the arithmetic; then what every step takes, and two exchanges a layer between tensor-parallel devices."""
     devices = server.tensor_parallel
     layers = model.shape.layers
     cache = batch * context * model.kv_numbers * server.cache_width
@@ -67,8 +67,8 @@ def exchange_seconds(
     use: Efficiency,
     tokens: float,
 ) -> float:
-    """The two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden states, over the slowest
-    link."""
+    """Returns the seconds of the two sums of a tensor-parallel layer: latency, and 2 (n - 1) / n times the hidden
+    states, over the slowest link."""
     devices = server.tensor_parallel
     if devices == 1:
         return 0.0
@@ -85,7 +85,7 @@ def prefill_seconds(
     prompts: float,
     tokens: float,
 ) -> float:
-    """Prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
+    """Returns the seconds of prompts of so many tokens, each computed once for its group: arithmetic is the limit."""
     flops = model.forward_flops(prompts * tokens, prompts, tokens / 2)
     seconds = flops / (server.tensor_parallel * reached(model, chip, use, use.forward))
     return seconds + exchange_seconds(model, chip, server, use, prompts * tokens)
@@ -101,7 +101,7 @@ def generate_seconds(
     *,
     overlapped: bool = False,
 ) -> float:
-    """A round on `replicas` replicas.
+    """Returns the seconds of a round on `replicas` replicas.
 
     While more completions wait than run at once, the batch is full; then it drains, until the longest has ended.
     `overlapped`: the next round's completions fill the places that become free (`--max_staleness` of 2 and more), so
@@ -200,7 +200,7 @@ def logprob_seconds(
     use: Efficiency,
     round_: Round,
 ) -> float:
-    """The passes without gradients before the first update."""
+    """Returns the seconds of the passes without gradients before the first update."""
     context = round_.prompt_tokens + round_.completion_tokens / 2
     flops = model.forward_flops(round_.trained_tokens, round_.generated_tokens, context) * trainer.passes
     return flops / (trainer.ranks * reached(model, chip, use, use.forward)) * use.train_factor

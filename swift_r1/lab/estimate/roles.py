@@ -16,6 +16,7 @@ from swift_r1.training.memory import (
     CONTEXT_BYTES,
     EMBEDDED_CACHE_BYTES,
     GIB,
+    WIDTHS,
     MemoryEstimate,
     estimate,
     trained_numbers,
@@ -44,23 +45,18 @@ class Job:
 
     Attributes:
         args: flags of the run, resolved.
-        updated: completions of an optimizer step.
-        width: bytes of a weight in training and generation.
         critic: of PPO.
         share: of a GPU's memory that a rollout server takes.
         most: completions at once in a server.
         cache_bytes: for keys and values, of each GPU of a rollout server; None: what is left of `share`.
-        chip, server_chip: a device of the trainer, and of a server (default: the same).
-        taking_turns: servers and trainer are on the same cores.
+        chip, server_chip: a device of the trainer, and of a server (default: the same); CPUs are shared by both.
     """
 
     args: RlhfArguments
     model: Model
     round: Round
-    updated: int
     chip: Chip
     use: Efficiency
-    width: float
     per_node: int
     critic: Model | None = None
     share: float = 0.9
@@ -69,7 +65,16 @@ class Job:
     cache_bytes: float | None = None
     server_chip: Chip | None = None
     others: tuple[ServerRole, ...] = ()
-    taking_turns: bool = False
+
+    @property
+    def updated(self) -> int:
+        """Returns the completions of an optimizer step."""
+        return self.args.completions_per_step
+
+    @property
+    def width(self) -> float:
+        """Returns the bytes of a weight in training and generation."""
+        return WIDTHS[self.args.torch_dtype or self.model.shape.dtype]
 
     @property
     def engine(self) -> Chip:
@@ -77,7 +82,7 @@ class Job:
 
     @property
     def cached(self) -> float:
-        """Bytes of a number in a rollout server's cache."""
+        """Returns the bytes of a number in a rollout server's cache."""
         return self.cache_width or self.width
 
     @property
@@ -110,7 +115,7 @@ class RoleMemory:
 
 @lru_cache(maxsize=4096)
 def trainer_of(job: Job, ranks: int, stage: int | None) -> TrainerRoofline:
-    """The processes that train, with micro-batches as the flags make them on so many ranks."""
+    """Returns the processes that train, with micro-batches as the flags make them on so many ranks."""
     own = max(1, -(-job.updated // ranks))  # completions of a rank in a step
     micro = min(job.args.per_device_train_batch_size, own)
     passes = int(job.round.updates > 1 or job.args.kl_in_reward or job.critic is not None)
@@ -164,8 +169,8 @@ def server_of(
     mode: Mode = "server",
     free: float | None = None,
 ) -> ServerRoofline:
-    """A replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory) are its
-    own. Without room for the weights the cache is empty."""
+    """Returns a replica on `tensor_parallel` devices, of each of which `free` bytes (default: `share` of its memory)
+    are its own. Without room for the weights the cache is empty."""
     room = job.engine.memory * job.share if free is None else free
     if mode == "embedded":
         tokens = EMBEDDED_CACHE_BYTES / (job.model.kv_numbers * job.cached)
@@ -189,7 +194,7 @@ def server_of(
 
 
 def other_server(job: Job, role: ServerRole) -> ServerRoofline:
-    """A replica of a judge or teacher."""
+    """Returns a replica of a judge or teacher."""
     room = job.chip.memory * job.share
     return _server(
         job,

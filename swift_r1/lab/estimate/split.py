@@ -10,6 +10,7 @@ from swift_r1.lab.estimate.roles import Job, server_of, trainer_memory
 from swift_r1.training.memory import GIB
 
 _STAGES = (1, 2, 3)
+_KEPT = 5  # layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,8 @@ class Split:
     why_not: str = ""
 
 
-def best_split(job: Job, gpus: int, most: int = 5) -> Split:
-    """Layouts of at most `gpus` GPUs, those of judge and teacher among them; the `most` best.
+def best_split(job: Job, gpus: int) -> Split:
+    """Returns the best layouts of at most `gpus` GPUs, those of judge and teacher among them.
 
     Trainers are on one machine or on whole ones; a replica is in one machine, or on whole ones if the model needs it.
     GPUs may be left over, so that more of them are never slower.
@@ -37,7 +38,7 @@ def best_split(job: Job, gpus: int, most: int = 5) -> Split:
         if not one.faults and (key not in found or one.step < found[key].step):
             found[key] = one
     best = sorted(found.values(), key=lambda one: (one.step, one.layout.devices))
-    return Split(tuple(best[:most]), tried, "" if best else _why_not(job))
+    return Split(tuple(best[:_KEPT]), tried, "" if best else _why_not(job))
 
 
 def layouts(job: Job, gpus: int) -> Iterator[Layout]:
@@ -85,7 +86,7 @@ def _fits(job: Job, ranks: int, stage: int | None) -> bool:
 
 
 def _why_not(job: Job) -> str:
-    """The least that the model needs."""
+    """Returns the reason, and the least that the model needs."""
     ranks = next((one for one in _more(job) if _fits(job, one, None if one == 1 else 3)), None)
     need = job.round.prompt_tokens + job.round.longest
     size = next((one for one in (2**n for n in range(11)) if server_of(job, one).cache_tokens >= need), None)

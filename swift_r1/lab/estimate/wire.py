@@ -23,12 +23,13 @@ def completion_bytes(round_: Round) -> float:
 
 
 def whole_bytes(numbers: float, width: float) -> float:
-    """A push of all weights to one server."""
+    """Returns the bytes of a push of all weights to one server."""
     return numbers * width
 
 
 def delta_bytes(numbers: float, width: float, use: Efficiency) -> float:
-    """A push of what one step has changed to one server (docs/server.md: up to 4 bytes a changed weight)."""
+    """Returns the bytes of a push of what one step has changed to one server (docs/server.md: up to 4 bytes a changed
+    weight)."""
     return min(whole_bytes(numbers, width) * use.changed, whole_bytes(numbers, width))
 
 

@@ -43,7 +43,8 @@ class Round:
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """Ascending quantiles of the lengths of completions: the recorded ones, stretched to the mean, or assumed."""
+        """Returns the ascending quantiles of the lengths of completions: the recorded ones, stretched to the mean, or
+        assumed."""
         if not self.recorded:
             return lengths(self.completion_tokens, self.longest)
         stretch = self.completion_tokens * len(self.recorded) / sum(self.recorded)
@@ -51,12 +52,12 @@ class Round:
 
     @property
     def trained_tokens(self) -> float:
-        """Tokens of one forward pass over all completions, with their prompts."""
+        """Returns the tokens of one forward pass over all completions, with their prompts."""
         return self.generated_tokens + self.prompt_tokens * (self.prompts if self.shares_prompts else self.completions)
 
 
 def lengths(mean: float, longest: float, points: int = QUANTILES) -> tuple[float, ...]:
-    """Ascending quantiles of an exponential distribution that is cut off at `longest` and has this mean.
+    """Returns the ascending quantiles of an exponential distribution that is cut off at `longest` and has this mean.
 
     P(length > x) = exp(-rate x) up to the cut: completions end with the same probability at each token. A mean of more
     than half the longest comes of completions most of which are cut off.

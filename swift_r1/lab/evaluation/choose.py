@@ -20,8 +20,8 @@ _PAUSE_S = 0.5
 
 
 def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
-    """The engine; nothing heavy is loaded before its `start`. Raises UsageError: there is no such engine here, or no
-    tokenizer for it; ServerUnreachable: no server or endpoint within `--vllm_server_timeout`."""
+    """Returns the engine; nothing heavy is loaded before its `start`. Raises UsageError: there is no such engine here,
+    or no tokenizer for it; ServerUnreachable: no server or endpoint within `--vllm_server_timeout`."""
     if not args.is_url:
         local = args.infer_backend == "transformers"
         return InProcessEngine(args) if local else OwnServerEngine(args, folder / "server.log")
@@ -52,7 +52,7 @@ def _rollout_server(args: EvalArguments) -> ServerEngine:
 
 
 def _is_rollout_server(args: EvalArguments) -> bool:
-    """Whether a `swift rollout` server, ready or not, is at the URL, where something must answer within
+    """Returns whether a `swift rollout` server, ready or not, is at the URL, where something must answer within
     `--vllm_server_timeout`; raises UsageError where it wants another key."""
     end = time.monotonic() + args.vllm_server_timeout
     while True:

@@ -134,7 +134,7 @@ class EndpointEngine(EvalEngine):
         return body | {"prompt": list(prompt.token_ids)}
 
     def _adapts(self, body: Mapping[str, Any], refused: httpx.Response) -> bool:
-        """Whether to repeat a refused request in another form, which the next body has."""
+        """Returns whether to repeat a refused request in another form, which the next body has."""
         said = _sentence(refused)
         if self._limit == "max_tokens" and "max_completion_tokens" in said:
             self._limit = "max_completion_tokens"  # OpenAI's newer models know only this name
@@ -153,7 +153,7 @@ class EndpointEngine(EvalEngine):
         what: str,
         body: Mapping[str, Any] | None = None,
     ) -> httpx.Response:
-        """The first answer that is not a transient failure."""
+        """Returns the first answer that is not a transient failure."""
         for attempt in count():
             asked = ""
             try:
@@ -233,7 +233,7 @@ class EndpointEngine(EvalEngine):
 
 
 def _sentence(response: httpx.Response) -> str:
-    """The endpoint's message in one line."""
+    """Returns the endpoint's message in one line."""
     try:
         content = response.json()
         error = content.get("error", content.get("detail", content)) if isinstance(content, dict) else content

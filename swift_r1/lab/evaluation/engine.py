@@ -72,7 +72,7 @@ def rollout_request(
     args: EvalArguments,
     stop_token_ids: Sequence[int] = (),
 ) -> RolloutRequest:
-    """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
+    """Returns the question as token ids for an engine that takes them; its template's end of a turn ends it too."""
     task = question.task
     end = question.prompt.turn_end
     return RolloutRequest(

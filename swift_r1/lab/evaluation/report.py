@@ -25,7 +25,7 @@ MEAN = "mean"
 
 
 def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions: Mapping[str, str]) -> dict[str, Any]:
-    """The content of `report.json`; `mean` is the plain mean of avg@n over several benchmarks."""
+    """Returns the content of `report.json`; `mean` is the plain mean of avg@n over several benchmarks."""
     mean = _mean(results)
     return {
         "settings": settings,
@@ -37,8 +37,8 @@ def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions:
 
 
 def results_table(results: Mapping[str, Result], model: str) -> Table:
-    """One line per benchmark, shares in percent; `cut` is the share that reached its limit. Where rewards are given in
-    parts, so that their mean is not the share of right completions, it has a column of its own."""
+    """Returns a table of one line per benchmark, shares in percent; `cut` is the share that reached its limit. Where
+    rewards are given in parts, so that their mean is not the share of right completions, it has a column of its own."""
     counts = {result.n for result in results.values()}
     n = str(*counts) if len(counts) == 1 else "n"
     kinds = ("pass", "maj") if max(counts, default=1) > 1 else ()
@@ -133,12 +133,12 @@ def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]
 
 
 def _mean(results: Mapping[str, Result]) -> MeanEstimate | None:
-    """The plain mean of avg@n over the benchmarks; None of one alone."""
+    """Returns the plain mean of avg@n over the benchmarks; None of one alone."""
     return mean_of([one.average for one in results.values()]) if len(results) > 1 else None
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    """A first column for the benchmarks, then those named."""
+    """Returns a table with a first column for the benchmarks, then those named."""
     from rich import box
     from rich.table import Table
 
@@ -163,7 +163,7 @@ def _read(folder: Path) -> dict[str, tuple[str, Result]]:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UsageError(f"{folder} is no folder of an evaluation: {SETTINGS}: {cause}") from error
+        raise UsageError(f"{folder} is not the folder of an evaluation: {SETTINGS}: {cause}") from error
     if not (folder / REPORT).is_file():
         raise UsageError(f"the evaluation in {folder} is not finished: give its command again to continue it")
     rows = read_rows(folder)

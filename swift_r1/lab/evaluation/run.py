@@ -39,8 +39,8 @@ _Answered = tuple[BenchmarkQuestion, Sequence[Written]]
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
-    """The whole evaluation; what was answered before is not asked again. Raises SwiftError: bad data, settings that are
-    not the folder's, an engine or reward that fails."""
+    """Does the whole evaluation; what was answered before is not asked again. Raises SwiftError: bad data, settings
+    that are not the folder's, an engine or reward that fails."""
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -179,7 +179,8 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
 def _grade(
     rewards: RewardCaller, answered: Sequence[tuple[BenchmarkQuestion, Sequence[Written]]]
 ) -> list[tuple[BenchmarkQuestion, list[CompletionRow]]]:
-    """The rows of all completions, question by question; RunFailed where a reward could not judge one of them."""
+    """Returns the rows of all completions, question by question; RunFailed where a reward could not judge one of
+    them."""
     answered = [  # with `--response_prefix`, as rewards see completions in training
         (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
         for question, written in answered

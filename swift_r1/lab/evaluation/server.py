@@ -7,7 +7,6 @@ import os
 import random
 import secrets
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -30,9 +29,9 @@ from swift_r1.lab.evaluation.engine import (
     written_of,
 )
 from swift_r1.runtime.libraries import package_version
-from swift_r1.runtime.processes import end_process, last_line, start_logged
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, ServerInfo, ServerRefused, tokenizer_hash
+from swift_r1.workers.process import SupervisedProcess
 
 _logger = logging.getLogger("swift_r1.lab.evaluation")
 
@@ -131,7 +130,7 @@ class OwnServerEngine(EvalEngine):
         self.facts = {"engine": "vllm", "engine_version": vllm, "dtype": dtype}
         self._args = args
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SupervisedProcess | None = None
         self._engine: ServerEngine | None = None
 
     def start(self) -> None:
@@ -160,17 +159,17 @@ class OwnServerEngine(EvalEngine):
         if self._engine is not None:
             self._engine.close()
         if self._process is not None:
-            end_process(self._process, _END_SECONDS)
+            self._process.end(_END_SECONDS)
 
-    def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
+    def _launch(self, port: int, key: str) -> SupervisedProcess:
         model = ["--model" if adapters_base(self._args.model) is None else "--adapters", self._args.model]
         # What this process was started with, without what the launcher added for it: the server's own adds its own.
         added = os.environ.get(ADDED_VARIABLE, "").split()
         environ = {name: value for name, value in os.environ.items() if name not in added}
         words = [sys.executable, "-m", "swift_r1", "rollout", *model, "--port", str(port), *_engine_words(self._args)]
-        return start_logged(words, environ | {"SWIFT_API_KEY": key}, self._log)
+        return SupervisedProcess(words, environ | {"SWIFT_API_KEY": key}, self._log, ends_with_parent=True)
 
-    def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
+    def _ready(self, client: RolloutClient, process: SupervisedProcess) -> ServerInfo | None:
         """Waits for the server; None where its port was taken. Raises RunFailed where it ends, or needs too long."""
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
@@ -178,7 +177,7 @@ class OwnServerEngine(EvalEngine):
             if code == EXIT_PORT_TAKEN:
                 return None
             if code is not None:
-                raise RunFailed(f"the vLLM server ended with {code}: {last_line(self._log)} (all of it: {self._log})")
+                raise RunFailed(f"the vLLM server ended with {code}: {process.last_line()} (all of it: {self._log})")
             try:
                 return client.wait_until_ready(1.0, report=lambda _line: None)
             except ServerUnreachable:

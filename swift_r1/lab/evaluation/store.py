@@ -56,7 +56,7 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     if (folder / COMPLETIONS).exists():
         raise UsageError(
-            f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is no evaluation's folder; give another --output_dir"
+            f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is not an evaluation's folder; give another --output_dir"
         )
     write_whole(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
@@ -78,7 +78,7 @@ def read_rows(folder: Path) -> list[CompletionRow]:
     """Returns all completions of a finished evaluation. Raises UsageError: there are none, or a line cannot be read."""
     path = folder / COMPLETIONS
     if not path.is_file():
-        raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
+        raise UsageError(f"{folder} is not the folder of an evaluation: it has no {COMPLETIONS}")
     rows: list[CompletionRow] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         row = _row(line)
@@ -89,7 +89,7 @@ def read_rows(folder: Path) -> list[CompletionRow]:
 
 
 def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[CompletionRow]], int]:
-    """The answered questions, and where the last of them ends."""
+    """Returns the answered questions, and where the last of them ends."""
     done: dict[Key, list[CompletionRow]] = {}
     if not path.is_file():
         return done, 0
@@ -109,7 +109,7 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Complet
                 group = []
             group.append(row)
             if key not in counts or key in done:
-                raise UsageError(f"{path}:{number}: {key[1]} is no question of this evaluation, or is there twice")
+                raise UsageError(f"{path}:{number}: {key[1]} is not a question of this evaluation, or is there twice")
             if len(group) == counts[key]:
                 done[key], end = group, position
     return done, end

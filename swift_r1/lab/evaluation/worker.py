@@ -23,7 +23,7 @@ class _Terminated(BaseException):
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code. Errors that a user can cause are one line each."""
+    """Returns the exit code. Errors that a user can cause are one line each."""
     signal.signal(signal.SIGTERM, _terminated)
     content: dict[str, Any] = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     try:

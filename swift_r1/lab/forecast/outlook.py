@@ -9,6 +9,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any, Literal
 
+from swift_r1.algorithms.methods import ESTIMATORS
 from swift_r1.flags.plan import Plan
 from swift_r1.flags.rlhf import RlhfArguments
 from swift_r1.lab.forecast.statistics import (
@@ -116,7 +117,7 @@ def outlook(
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
     teaching = [name for name, weight in zip(args.reward_funcs, args.reward_weights or [], strict=True) if weight]
     keys = [[_key(row, None if weighed else teaching) for row in group] for group in groups]
-    compared = args.rlhf_type == "grpo" and args.advantage_estimator != "reinforce_plus_plus"
+    compared = args.rlhf_type == "grpo" and ESTIMATORS[args.advantage_estimator].baseline == "group"
     signal = {one: signal_share(keys, one) for one in sorted({*SIZES, size})} if compared else {}
     own = signal.get(size) or signal_share(keys, min(size, count))
     per_step = plan.completions_per_optimizer_step
@@ -156,7 +157,7 @@ def outlook(
 
 
 def _of_all(groups: Sequence[Sequence[Hashable | None]], size: int) -> MeanEstimate:
-    """Chance of a signal among `size` completions of whatever prompts; without an interval."""
+    """Returns the chance of a signal among `size` completions of whatever prompts; without an interval."""
     everything = [reward for group in groups for reward in group]
     chance = signal_probability(everything, min(size, len(everything)))
     return MeanEstimate(chance, math.nan, math.nan, math.nan)

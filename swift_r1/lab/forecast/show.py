@@ -71,7 +71,7 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
     for size, one in found.signal.items():
         name = f"groups of {size} with a signal" + " (the run's)" * (size == found.own_size)
         if one is None:
-            yield name, "?", f"{found.completions} completions a prompt are too few"
+            yield name, "?", f"{found.completions} completions per prompt are too few"
         else:
             yield name, percent(one.value), interval(one)
     yield f"the run's by {found.rewards[0].name} alone", percent(found.task_signal.value), interval(found.task_signal)
@@ -83,7 +83,7 @@ def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
     cost = found.cost
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in cost.seconds.items())
     yield "seconds a step", "?" if cost.step is None else f"{cost.step:.3g}", parts
-    yield "tokens of completions a step", f"{cost.tokens:,.0f}", ""
+    yield "tokens of completions per step", f"{cost.tokens:,.0f}", ""
     if cost.hours is not None:
         yield "hours for the plan", f"{cost.hours:.2g}", "without start, evaluations, checkpoints"
 

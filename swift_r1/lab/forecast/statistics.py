@@ -19,7 +19,8 @@ _MARKERS = ("\\boxed{", "####")
 
 
 def signal_probability(rewards: Sequence[Hashable | None], n: int) -> float:
-    """Probability that of `n` completions, drawn without replacement from these, two have rewards that differ.
+    """Returns the probability that of `n` completions, drawn without replacement from these, two have rewards that
+    differ.
 
     A subset has no signal where all of it is of one value or unusable: `sum_v C(c_v + u, n) - C(u, n)` of each value
     `v`, which `c_v` completions have, plus `C(u, n)`, over `C(N, n)`; the hypergeometric distribution's.
@@ -38,8 +39,8 @@ def signal_probability(rewards: Sequence[Hashable | None], n: int) -> float:
 
 
 def signal_share(groups: Sequence[Sequence[Hashable | None]], n: int) -> MeanEstimate | None:
-    """Share of groups of `n` that have a signal, with its 95 % interval over prompts (`mean_estimate`: Wilson's, by the
-    effective number of groups); None where fewer than `n` completions of a prompt were sampled."""
+    """Returns the share of groups of `n` that have a signal, with its 95 % interval over prompts (`mean_estimate`:
+    Wilson's, by the effective number of groups); None where fewer than `n` completions of a prompt were sampled."""
     if any(len(rewards) < n for rewards in groups):
         return None
     draws = min(len(rewards) for rewards in groups) / n
@@ -47,7 +48,7 @@ def signal_share(groups: Sequence[Sequence[Hashable | None]], n: int) -> MeanEst
 
 
 def repeated_share(texts: Sequence[Sequence[str]]) -> float:
-    """Share of completions that say word for word what an earlier one of their prompt says."""
+    """Returns the share of completions that say word for word what an earlier one of their prompt says."""
     return 1 - sum(len(set(group)) for group in texts) / sum(map(len, texts))
 
 
@@ -65,5 +66,6 @@ def rounds_of_sampling(signal: float, resamples: int) -> float:
 
 
 def steps_without_signal(signal: float, groups: float) -> float:
-    """Share of optimizer steps on `groups` groups in which none has a signal, so that they change nothing."""
+    """Returns the share of optimizer steps on `groups` groups in which none has a signal, so that they change
+    nothing."""
     return float((1 - signal) ** groups)

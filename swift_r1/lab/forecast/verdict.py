@@ -59,7 +59,7 @@ def interval(one: MeanEstimate) -> str:
 
 
 def verdict(found: Outlook, args: RlhfArguments) -> Verdict:
-    """The level, in a sentence with its evidence, and what to change."""
+    """Returns the level, in a sentence with its evidence, and what to change."""
     level = level_of(found)
     task = found.rewards[0]
     own = found.own_signal
@@ -98,8 +98,8 @@ def level_of(found: Outlook) -> Level:
 
 
 def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Improvement]:
-    """The most helpful first: what would stop the run, what makes rewards blind, what makes them rare, what is only
-    slow."""
+    """Yields the most helpful first: what would stop the run, what makes rewards blind, what makes them rare, what is
+    only slow."""
     for one in found.rewards:
         if one.invalid > args.max_invalid_reward_ratio:
             yield Improvement(
@@ -185,7 +185,7 @@ def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Improvement]:
             "groups",
             f"groups of {size} have a signal {one.value / own.value:.1f} times as often ({percent(one.value)}, "
             f"{interval(one)})",
-            f"more completions a prompt: --num_generations {size}, and as many times the batch",
+            f"more completions per prompt: --num_generations {size}, and a batch larger by the same factor",
         )
     if 0 < own.value < MOST and not args.dynamic_sample:
         times = rounds_of_sampling(own.value, args.max_resample_times)

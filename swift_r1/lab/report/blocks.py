@@ -81,9 +81,9 @@ class Report:
     problems: Sequence[str] = ()  # what could not be read, a line each
 
 
-def printable(text: str, longest: int = LONGEST) -> str:
-    """`text` as `visible` shows it, its middle left out where it is longer than `longest` characters."""
-    if len(text) > longest:
-        half = longest // 2
+def printable(text: str) -> str:
+    """Returns the text as `visible` shows it, its middle left out where it is longer than `LONGEST` characters."""
+    if len(text) > LONGEST:
+        half = LONGEST // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
     return visible(text.replace("\r\n", "\n"))

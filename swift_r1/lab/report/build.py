@@ -102,7 +102,7 @@ def _name(group: Sequence[Opened]) -> str:
 
 
 def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
-    """A column for each group, and the commands."""
+    """Returns a column for each group, and the commands."""
     columns = []
     for group in groups.values():
         own = parts.facts(group[0].folder)
@@ -163,12 +163,10 @@ def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
 
 
 def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
-    """The mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are many."""
-    points = over_seeds(seeds)
-    each = -(-len(points) // _POINTS) or 1
+    """Returns the mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are
+    many."""
     means = []
-    for place in range(0, len(points), each):
-        part = points[place : place + each]
+    for part in parts.joined(over_seeds(seeds), _POINTS):
         means.append([sum(column) / len(part) for column in zip(*part, strict=True)])
     steps, values, low, high = ([row[place] for row in means] for place in range(4))
     band = len(seeds) > 1

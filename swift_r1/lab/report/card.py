@@ -19,8 +19,8 @@ from swift_r1.record.metric_log import MetricLog
 
 
 def model_card(run_dir: Path, step: int) -> str:
-    """The card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Raises ValueError where args.json or
-    logging.jsonl is damaged, LookupError where it lacks something."""
+    """Returns the card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Raises ValueError where args.json
+    or logging.jsonl is damaged, LookupError where it lacks something."""
     run = RunFolder(run_dir, run_dir.name)
     log = MetricLog(run_dir)
     log.refresh()

@@ -23,31 +23,29 @@ _VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#
 
 
 def series(number: int, dark: bool = False) -> str:
-    """The colour of series `number`, from 0; they come again after six."""
+    """Returns the colour of series `number`, from 0; they come again after six."""
     colours = SERIES_DARK if dark else SERIES_LIGHT
     return colours[number % len(colours)]
 
 
-def diverging(value: float | None, limit: float = 1.0, dark: bool = False) -> str:
-    """Returns the colour of a signed value: blue at `-limit` and below, the page's colour at 0, orange at `limit` and
-    above."""
+def diverging(value: float | None, dark: bool = False) -> str:
+    """Returns the colour of a signed value: blue at -1 and below, the page's colour at 0, orange at 1 and above."""
     if value is None or math.isnan(value):
         return UNKNOWN
-    share = max(-1.0, min(1.0, value / limit)) if limit > 0 else math.copysign(float(value != 0), value)
-    return _mixed(PAGE_DARK if dark else PAGE_LIGHT, _BLUE if share < 0 else _ORANGE, abs(share))
+    return _mixed(PAGE_DARK if dark else PAGE_LIGHT, _BLUE if value < 0 else _ORANGE, min(1.0, abs(value)))
 
 
-def sequential(value: float | None, limit: float = 1.0) -> str:
-    """Returns the colour of an unsigned value: viridis, from 0 to `limit` and above."""
+def sequential(value: float | None) -> str:
+    """Returns the colour of an unsigned value: viridis, from 0 and below to 1 and above."""
     if value is None or math.isnan(value):
         return UNKNOWN
-    place = (max(0.0, min(1.0, value / limit)) if limit > 0 else float(value > 0)) * (len(_VIRIDIS) - 1)
+    place = max(0.0, min(1.0, value)) * (len(_VIRIDIS) - 1)
     first = min(int(place), len(_VIRIDIS) - 2)
     return _mixed(_VIRIDIS[first], _VIRIDIS[first + 1], place - first)
 
 
 def text_on(background: str) -> str:
-    """Black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
+    """Returns black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
     return max("#000000", "#ffffff", key=lambda colour: contrast(colour, background))
 
 
@@ -57,10 +55,9 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def scale(kind: str, steps: int = 9, dark: bool = False) -> Sequence[str]:
-    """`steps` colours of a `diverging` or `sequential` scale from end to end, for a chart's own interpolation."""
-    shares = [number / (steps - 1) for number in range(steps)]
-    return [diverging(2 * share - 1, dark=dark) if kind == "diverging" else sequential(share) for share in shares]
+def scale(steps: int = 9) -> Sequence[str]:
+    """Returns `steps` colours of the sequential scale from end to end, for a chart to interpolate."""
+    return [sequential(number / (steps - 1)) for number in range(steps)]
 
 
 def _mixed(one: str, other: str, share: float) -> str:

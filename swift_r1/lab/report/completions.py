@@ -8,7 +8,7 @@ from typing import Any
 
 from swift_r1.lab.report.blocks import Block, Figure, Passage, Passages
 from swift_r1.lab.report.figures import Curve, shares
-from swift_r1.lab.report.parts import spread
+from swift_r1.lab.report.parts import joined, spread
 from swift_r1.lab.runs.completions import CompletionTable
 from swift_r1.lab.runs.failures import FAILURES
 from swift_r1.lab.runs.query import CompletionQuery
@@ -34,8 +34,7 @@ def over_time(name: str, completions: CompletionTable) -> list[Figure]:
 def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[Figure]:
     """Draws the shares of the numbers that `rows` have of each kind; neighbours are joined, so that at most `_POINTS`
     are left."""
-    each = -(-len(rows) // _POINTS) or 1
-    parts = [rows[place : place + each] for place in range(0, len(rows), each)]
+    parts = joined(rows, _POINTS)
     steps = [part[0]["step"] for part in parts]
     totals = [float(sum(row[kind] for row in part for kind in labels)) for part in parts]
     drawn = []
@@ -48,8 +47,8 @@ def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, 
 
 
 def extremes(completions: CompletionTable, best: bool) -> list[Block]:
-    """The completions of the run's end with the highest reward, or the lowest if that is another; of equal ones those
-    that are most unlike their group. One of a prompt."""
+    """Returns the completions of the run's end with the highest reward, or the lowest if that is another; of equal ones
+    those that are most unlike their group. One of a prompt."""
     steps = completions.steps()
     last = (steps[int(len(steps) * (1 - _LAST))], steps[-1]) if steps else (0, 0)
 
@@ -84,8 +83,8 @@ def _alone(row: Mapping[str, Any]) -> Passages:
 
 
 def same_prompts(evaluated: CompletionTable) -> list[Block]:
-    """The first completions of the first held-out prompts at some evaluations, the first and the last among them. These
-    prompts are those of `--probe_prompts`."""
+    """Returns the first completions of the first held-out prompts at some evaluations, the first and the last among
+    them. These prompts are those of `--probe_prompts`."""
     steps = evaluated.steps()
     if not steps:
         return []

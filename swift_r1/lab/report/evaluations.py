@@ -59,7 +59,7 @@ def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]
 
 
 def _gain(benchmark: str, run: Measured) -> list[str]:
-    """The first and the last evaluation of a run, and what was gained between them."""
+    """Returns the first and the last evaluation of a run, and what was gained between them."""
     own = run.accuracies[benchmark]
     shown = [f"{percent(estimate.value)} (step {estimate.step})" for estimate in (own[0], own[-1])]
     low = own[-1].low
@@ -77,7 +77,7 @@ def _between(
     one: int,
     other: int,
 ) -> Difference | None:
-    """The last evaluations of two groups; of the seeds of each the mean."""
+    """Returns the last evaluations of two groups; of the seeds of each the mean."""
     first, second = (
         [run.last[benchmark] for run in runs if benchmark in run.last and run.group == group] for group in (one, other)
     )

@@ -98,7 +98,7 @@ def shares(title: str, parts: Sequence[Curve]) -> Figure:
 
 
 def alone(figure: Figure) -> str:
-    """The SVG of a file of its own."""
+    """Returns the SVG of a file of its own."""
     style = f"svg {{ {LIGHT}; background: var(--page) }}"
     style += f" @media (prefers-color-scheme: dark) {{ svg {{ {DARK} }} }}"
     return figure.svg.replace("<style>", f"<style>{style} ", 1) + "\n"

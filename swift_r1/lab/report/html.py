@@ -12,7 +12,8 @@ from swift_r1.lab.report.figures import DARK, LIGHT
 
 
 def html(report: Report) -> str:
-    """The page. All texts are escaped by the template; only the figures' SVG, which is our own, goes in as it is."""
+    """Returns the page. All texts are escaped by the template; only the figures' SVG, which is our own, goes in as it
+    is."""
     page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True,

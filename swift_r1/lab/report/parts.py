@@ -10,15 +10,16 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from swift_r1.lab.report.blocks import CodeBlock, Table
 from swift_r1.lab.runs.timeline import Timeline
 from swift_r1.record.folder import RunFolder
 from swift_r1.record.metric_log import MetricLog, Series
 
+T = TypeVar("T")
 _FACTS = {
-    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
+    "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions per prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
 _CURVES = {
@@ -66,7 +67,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def command(run: RunFolder) -> list[CodeBlock]:
-    """The exact command, a line per flag; nothing where it is not known."""
+    """Returns the exact command, a line per flag; nothing where it is not known."""
     text = ""
     for word in map(shlex.quote, run.command):
         text += f" \\\n  {word}" if word.startswith("--") else f" {word}"
@@ -88,7 +89,7 @@ def _hardware(run: RunFolder) -> str:
 
 
 def training_table(log: MetricLog, until: float = math.inf) -> Table:
-    """Some steps of a run, the first and the last among them."""
+    """Returns some steps of a run, the first and the last among them."""
     columns = {}
     for name, form in _CURVES.items():
         series = log.get(name)
@@ -106,8 +107,14 @@ def spread(steps: Sequence[int], most: int) -> list[int]:
     return [steps[place] for place in sorted(places)]
 
 
+def joined(rows: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Returns the rows in at most `most` parts of neighbours, each as long as the others but for the last."""
+    each = -(-len(rows) // most) or 1
+    return [rows[place : place + each] for place in range(0, len(rows), each)]
+
+
 def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
-    """The accuracy on each benchmark at each evaluation."""
+    """Returns the accuracy on each benchmark at each evaluation."""
     found = {name: log.get(f"eval/{name}/accuracy") for name in sorted(log.benchmarks())}
     steps = sorted({step for series in found.values() for step in series.steps if step <= until})
     return _table({name: (series, ".3f") for name, series in found.items()}, steps)
@@ -124,7 +131,7 @@ def _table(columns: dict[str, tuple[Series, str]], steps: Sequence[int]) -> Tabl
 
 
 def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
-    """Hours of the run and of its processors, and how the time of its steps was spent.
+    """Returns the hours of the run and of its processors, and how the time of its steps was spent.
 
     The hours are those of its processes, from events.jsonl: what was lost by a kill is in them. A run of an older
     version has those of summary.json, or, before its end, of the steps that were logged.

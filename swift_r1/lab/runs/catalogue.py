@@ -3,10 +3,8 @@ folders of runs against it. A new file gets an entry here."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -27,107 +25,102 @@ class WrittenFile:
     readers: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        parts = re.split(r"(<\w+>)", self.path)
-        text = "".join("[^/]+" if part[:1] == "<" else re.escape(part) for part in parts)
-        return re.compile(text + (".*" if self.path.endswith("/") else ""))
-
 
 _LINES = "JSON lines"
 _COMPLETION = {
-    "step": "the first optimizer step on its round, from 1",
-    "prompt_id": "of the prompt: data set and row",
-    "request_id": "of the request that it answers; with `number` and `step` it names the completion",
-    "group": "which group of the round it is in",
-    "number": "its place in the group",
-    "prompt": "as the model saw it, special tokens included",
-    "completion": "as the rewards saw it; of several turns the last one",
-    "rewards/<reward>": "of each reward function or model; null for no opinion, and for an invalid one (`invalid`)",
-    "invalid": "names of the rewards that are invalid here; left out where all are valid",
-    "reward": "their weighted sum; null without a valid one",
-    "advantage": "of the completion; of tokens their mean; null where it was not trained on",
-    "tokens": "its length, all turns together",
-    "finish_reason": "`stop`; `length`: cut off at the limit",
-    "weight_version": "of the weights that wrote it, the oldest of several",
-    "newest_weight_version": "the newest, where they are several",
-    "weight_versions": "`[first token, version]` of each stretch, where they are several and known",
+    "step": "first optimizer step on its round, counted from 1",
+    "prompt_id": "prompt: dataset and row",
+    "request_id": "request that it answers; with `number` and `step` it identifies the completion",
+    "group": "its group in the round",
+    "number": "its position in the group",
+    "prompt": "prompt as the model saw it, with special tokens",
+    "completion": "completion as the rewards saw it; the last turn if there are several",
+    "rewards/<reward>": "value of each reward function or model; null for no opinion or an invalid value (`invalid`)",
+    "invalid": "names of rewards that are invalid here; absent if all are valid",
+    "reward": "weighted sum of the rewards; null if none is valid",
+    "advantage": "advantage of the completion (mean over tokens if per token); null if it was not trained on",
+    "tokens": "length in tokens over all turns",
+    "finish_reason": "`stop`, or `length` if it was cut off at the limit",
+    "weight_version": "version of the weights that wrote it, the oldest if several did",
+    "newest_weight_version": "newest version, if several weights wrote it",
+    "weight_versions": "`[first token, version]` of each stretch, if several versions wrote it and are known",
     "entropy": "mean entropy of its tokens in nats (`--log_entropy true`)",
     "dropped": "true: `--dynamic_sample` replaced its group, and it was not trained on",
     "turns": "number of turns (a scheduler, tools, an agent)",
-    "messages": "the conversation (the same)",
-    "tool_calls": "calls in order: name, arguments, outcome, answer",
-    "sequences": "token sequences of an agent's episode, where they are not 1",
+    "messages": "the conversation (of a scheduler, tools or an agent)",
+    "tool_calls": "tool calls in order: name, arguments, outcome, answer",
+    "sequences": "number of token sequences of an agent's episode, if not 1",
     "other_messages": "conversations of an agent's episode that ended before the last one",
     "failure": "why an agent's episode has no valid reward",
-    "<column>": "each further column of the row; one with the name of a field is `columns/<column>`",
+    "<column>": "every other column of the row; a column named like a field becomes `columns/<column>`",
 }
 
 RUN: Sequence[WrittenFile] = (
     WrittenFile(
         "args.json",
-        "what was run; written at the start, and again at a resume. Secrets are left out",
+        "what was run; written at the start and again when resuming, without secrets",
         "JSON",
         "`--resume_from_checkpoint`, `swift view`, `report`, `why`, `replay`",
         {
             "args": "every resolved flag",
-            "command": "the command line, values of secrets as `***`",
+            "command": "command line, with secrets as `***`",
             "run_dir": "the folder",
-            "versions": "of the packages",
+            "versions": "package versions",
             "hardware": "processors, memory, GPUs",
             "world_size": "training processes",
-            "plan": "prompts, completions and optimizer steps of a round, steps in all",
-            "dataset_hash": "of the training rows: a resumed run must have the same",
+            "plan": "prompts, completions and optimizer steps per round, and total steps",
+            "dataset_hash": "hash of the training rows; a resumed run must have the same",
             "prepared_data": "where prepared rows are kept",
-            "own_dtype": "whether checkpoints have the dtype of the model's config",
-            "replay": "the run that this one replays; null for none",
-            "resumed_from": "the checkpoint that it continues from; null for none",
-            "started": "Unix seconds",
+            "own_dtype": "whether checkpoints have the dtype in the model's config",
+            "replay": "run that this one replays, or null",
+            "resumed_from": "checkpoint that it continues from, or null",
+            "started": "start time in Unix seconds",
         },
     ),
-    WrittenFile("args-node<k>.json", "the same of the other nodes", "JSON"),
+    WrittenFile("args-node<k>.json", "args.json of the other nodes", "JSON"),
     WrittenFile(
         "logging.jsonl",
-        "a line every `--logging_steps` steps, and one for each evaluation: its keys are in [metrics.md](metrics.md)",
+        "one line every `--logging_steps` steps and one per evaluation; keys in [metrics.md](metrics.md)",
         _LINES,
         "`swift view`, `report`, `why`, `sweep`, model cards",
     ),
     WrittenFile(
         "completions.jsonl",
-        "a line for each completion that was trained on, or dropped",
+        "one line per completion that was trained on or dropped",
         _LINES,
         "`swift view`, `report`, `replay`",
         _COMPLETION,
     ),
     WrittenFile(
         "eval_completions.jsonl",
-        "the same of evaluations; `step` is the step of the weights, `benchmark` the set's name where it has one",
+        "one line per completion of an evaluation; `step` is the step of the weights, `benchmark` the name of the "
+        "dataset if it has one",
         _LINES,
         "`swift view`, `report`",
     ),
-    WrittenFile("judge.sqlite", "what the reward `judge` was told, by its question", "SQLite", "a resumed run"),
+    WrittenFile("judge.sqlite", "answers to the reward `judge`, by question", "SQLite", "a resumed run"),
     WrittenFile(
         "invalid_rewards.jsonl",
-        "a line for each reward that could not be used",
+        "one line per reward that could not be used",
         _LINES,
         "`swift view`",
         {
             "step": "the optimizer step",
             "reward": "the function",
             "kind": "`value`, `shape`, `exception`, `timeout`, `died` or `memory`",
-            "cause": "in words, with file and line of an exception",
-            "completion": "what it was called with",
-            "<column>": "each column that it was called with",
+            "cause": "reason, with file and line of an exception",
+            "completion": "completion that it was called with",
+            "<column>": "each column it was called with",
         },
     ),
     WrittenFile(
         "events.jsonl",
-        "what happened; never cut back, so that it tells of kills and resumes too",
+        "events of the run; never truncated, so it also shows kills and resumes",
         _LINES,
         "`swift view`, `report`",
         {
-            "time": "Unix seconds",
-            "step": "optimizer steps done by then",
+            "time": "time in Unix seconds",
+            "step": "optimizer steps done so far",
             "kind": "`started`, `resumed`, `saved`, `skipped`, `evaluated`, `server_lost`, `server_restored`, "
             "`server_joined`, `server_left`, `stopping`, `failed`, `ended`",
             "text": "a sentence",
@@ -135,20 +128,20 @@ RUN: Sequence[WrittenFile] = (
     ),
     WrittenFile(
         "diagnosis.jsonl",
-        "what the run says is wrong with it ([diagnosis.md](diagnosis.md))",
+        "problems that the run found in itself ([diagnosis.md](diagnosis.md))",
         _LINES,
         "`swift view`",
         {
-            "name": "the sign",
-            "steps": "first and last step that it was seen in",
-            "evidence": "what was seen, with numbers",
+            "name": "name of the check",
+            "steps": "first and last step in which it was seen",
+            "evidence": "evidence, with numbers",
             "advice": "what to try",
-            "numbers": "means of its metrics in the first rounds and in those steps",
+            "numbers": "means of its metrics, in the first rounds and in those steps",
         },
     ),
     WrittenFile(
         "spans/<lane>.jsonl",
-        "what a process, a server or a pool of workers did when",
+        "what a process, a server or a pool of workers did, and when",
         _LINES,
         "`swift view` (time), `swift view --trace`",
         {
@@ -160,129 +153,140 @@ RUN: Sequence[WrittenFile] = (
     ),
     WrittenFile(
         "tokens/step-<N>.parquet",
-        "the token record of optimizer step N (`--log_tokens`): a row for each recorded completion",
+        "token record of optimizer step N (`--log_tokens`), one row per recorded completion",
         "Parquet, zstd",
         "`swift view` (tokens), `swift replay`",
         {
             "step": "the optimizer step",
-            "round_step": "what `completions.jsonl` has as `step`",
+            "round_step": "`step` of the completion in `completions.jsonl`",
             "prompt_id": "as in `completions.jsonl`",
             "request_id": "as in `completions.jsonl`",
             "number": "as in `completions.jsonl`",
             "group": "as in `completions.jsonl`",
-            "sequence": "which of the completion's rows: an agent's episode may have several",
-            "prompt_token_ids": "list",
-            "token_ids": "list, as all below with one entry for each token of the completion",
-            "mask": "in the loss",
-            "written": "the policy wrote it and it may be trained; filters of the loss clear `mask` alone",
-            "rollout_logps": "the engine's log-prob",
-            "logps": "the trainer's, in this step's forward pass",
+            "sequence": "number of the row within the completion; an agent's episode may have several",
+            "prompt_token_ids": "token ids of the prompt",
+            "token_ids": "token ids of the completion; this and all lists below have one entry per token",
+            "mask": "whether the token is in the loss",
+            "written": "whether the policy wrote the token and may be trained on it; loss filters only clear `mask`",
+            "rollout_logps": "log-prob in the engine",
+            "logps": "log-prob in the trainer, from this step's forward pass",
             "ratios": "importance ratio",
-            "clipped": "-1 below, 1 above, 0 not",
-            "entropies": "of the policy there, in nats",
-            "advantages": "of the token",
-            "weight_versions": "of the weights that wrote it",
-            "ref_logps": "the reference policy's; null without one",
+            "clipped": "-1: clipped from below, 1: from above, 0: not clipped",
+            "entropies": "entropy of the policy at the token, in nats",
+            "advantages": "advantage of the token",
+            "weight_versions": "version of the weights that wrote the token",
+            "ref_logps": "log-prob in the reference policy; null without one",
         },
     ),
     WrittenFile(
         "tokens/probe-<N>.parquet",
-        "the same of the probe prompts at the evaluation of step N (`--probe_prompts`); null where there is no loss",
+        "token record of the probe prompts at the evaluation of step N (`--probe_prompts`); null where there is no "
+        "loss",
         "Parquet, zstd",
         "`swift view` (prompts)",
     ),
     WrittenFile(
         "tokens/vocabulary.parquet",
-        "a row for each token of the vocabulary",
+        "one row per token of the vocabulary",
         "Parquet",
         "`swift view`",
         {
-            "token_id": "its number",
-            "bytes": "its text",
+            "token_id": "token id",
+            "bytes": "text of the token",
             "special": "whether it is a special token",
         },
     ),
-    WrittenFile("tokens/stride", "which steps the record keeps, once it is over `--log_tokens_limit`", "text"),
+    WrittenFile("tokens/stride", "steps that the record keeps once it exceeds `--log_tokens_limit`", "text"),
     WrittenFile("checkpoint-<N>/", "[below](#a-checkpoint)"),
     WrittenFile("last", "link to the newest checkpoint (`--create_checkpoint_symlink true`)"),
-    WrittenFile("best", "link to the best one (the same, with `--metric_for_best_model`)"),
-    WrittenFile("aside-checkpoint-<N>/", "a checkpoint that a resumed run does not continue from"),
+    WrittenFile("best", "link to the best checkpoint (also with `--metric_for_best_model`)"),
+    WrittenFile("aside-checkpoint-<N>/", "checkpoint that a resumed run did not continue from"),
     WrittenFile(
         "skipped/step-<N>.safetensors",
-        "the batch of a step that was skipped since loss or gradient was not finite",
+        "batch of a step that was skipped because its loss or gradient was not finite",
         "safetensors",
     ),
-    WrittenFile("images/<name>.png", "curves, drawn at the end", "PNG"),
+    WrittenFile("images/<name>.png", "curves, drawn when the run ends", "PNG"),
     WrittenFile(
         "summary.json",
-        "how it went; written last, so that a run without it has not ended by itself",
+        "result of the run; written last, so a run without it did not end by itself",
         "JSON",
         "`swift view`, `sweep`, `launch`, scripts",
         {
             "steps": "optimizer steps",
-            "seconds": "of the training loop, evaluations included",
-            "first_reward": "of the first round",
-            "last_reward": "of the last",
-            "eval_before": "accuracy before the first step, mean of the sets; null without",
+            "seconds": "seconds of the training loop, with evaluations",
+            "first_reward": "mean reward of the first round",
+            "last_reward": "mean reward of the last round",
+            "eval_before": "accuracy before the first step, averaged over the datasets; null if not evaluated",
             "eval_after": "accuracy at the last evaluation",
-            "best_step": "of the best checkpoint (`--metric_for_best_model`)",
-            "best_metric": "its value",
-            "saves_since_best": "saves that were not better since",
-            "exit_code": "of the run",
+            "best_step": "step of the best checkpoint (`--metric_for_best_model`)",
+            "best_metric": "value of that metric",
+            "saves_since_best": "saves since then that were not better",
+            "exit_code": "exit code of the run",
             "last_evaluation": "every figure of the last evaluation",
         },
     ),
-    WrittenFile("forecast.json", "of `swift forecast`, in a folder that it removes", "JSON"),
-    WrittenFile("tensorboard/", "of TensorBoard (`--report_to`, `--logging_dir`)"),
-    WrittenFile("wandb/", "of wandb"),
-    WrittenFile("swanlab/", "of SwanLab"),
-    WrittenFile("trackio/", "of Trackio"),
-    WrittenFile("mlflow/", "of MLflow"),
-    WrittenFile("engine-<N>.log", "log of an engine that the run has started (`--vllm_mode colocate`)", "text"),
-    WrittenFile("launch/<role>-<N>.log", "what a task of `swift launch` printed", "text"),
-    WrittenFile("launch/servers.txt", "addresses of the servers (`--vllm_server_file`)", "a URL a line", "the trainer"),
-    WrittenFile("launch/.lock", "held by the launch"),
-    WrittenFile(".lock", "held by the run while it writes here", "", "`swift view`: whether the run lives"),
-    WrittenFile(".lease", "the lease of its server, for a resume at once; for its user alone", "", "the run itself"),
+    WrittenFile("forecast.json", "result of `swift forecast`, in a folder that it removes", "JSON"),
+    WrittenFile("tensorboard/", "TensorBoard's files (`--report_to`, `--logging_dir`)"),
+    WrittenFile("wandb/", "wandb's files"),
+    WrittenFile("swanlab/", "SwanLab's files"),
+    WrittenFile("trackio/", "Trackio's files"),
+    WrittenFile("mlflow/", "MLflow's files"),
+    WrittenFile("engine-<N>.log", "log of an engine started by the run (`--vllm_mode colocate`)", "text"),
+    WrittenFile("launch/<role>-<N>.log", "output of a task of `swift launch`", "text"),
+    WrittenFile(
+        "launch/servers.txt", "addresses of the servers (`--vllm_server_file`)", "one URL per line", "the trainer"
+    ),
+    WrittenFile("launch/.lock", "lock of the launch"),
+    WrittenFile(
+        ".lock", "lock of the run, held while it writes here", "", "`swift view`, to see whether the run is alive"
+    ),
+    WrittenFile(
+        ".lease",
+        "lease of its server, so that a resume can start at once; readable by its user only",
+        "",
+        "the run itself",
+    ),
 )
 """In the folder of a run."""
 
 CHECKPOINT: Sequence[WrittenFile] = (
     WrittenFile("model.safetensors, config.json, ...", "the model, for `from_pretrained`", "Hugging Face's"),
-    WrittenFile("adapter_model.safetensors, adapter_config.json", "in their place with `--train_type lora`", "peft's"),
-    WrittenFile("tokenizer.json, chat_template.jinja, ...", "the tokenizer, with the template of training"),
+    WrittenFile(
+        "adapter_model.safetensors, adapter_config.json", "the adapters instead, with `--train_type lora`", "peft's"
+    ),
+    WrittenFile("tokenizer.json, chat_template.jinja, ...", "the tokenizer, with the chat template used in training"),
     WrittenFile("critic/", "PPO's critic"),
-    WrittenFile("README.md", "a model card, made of the run so far", "Markdown"),
+    WrittenFile("README.md", "model card of the run so far", "Markdown"),
     WrittenFile(
         "manifest.json",
-        "every file with its size and hash; written last: without it there is no checkpoint",
+        "size and hash of every file; written last, so a folder without it is not a checkpoint",
         "JSON",
-        "resuming, which checks it all",
+        "resuming, which verifies it",
     ),
-    WrittenFile("state/", "optimizer, generators, an open round, sizes of the logs; not with `--save_only_model true`"),
+    WrittenFile(
+        "state/", "optimizer, random generators, the open round, log sizes; absent with `--save_only_model true`"
+    ),
 )
 
 OTHERS: Mapping[str, Sequence[WrittenFile]] = {
     "An evaluation": (
-        WrittenFile("completions.jsonl", "every completion as it comes", _LINES, "the same command, which continues"),
+        WrittenFile(
+            "completions.jsonl", "every completion, written as it arrives", _LINES, "the same command, to continue"
+        ),
         WrittenFile("report.json", "figures with intervals, settings, versions, the command", "JSON", "`--compare`"),
-        WrittenFile("settings.json", "what the completions depend on", "JSON", "the same command"),
-        WrittenFile("compare.json", "of `swift eval --compare`: differences with intervals", "JSON"),
-        WrittenFile("server.log", "log of the server that it has started", "text"),
+        WrittenFile("settings.json", "settings that the completions depend on", "JSON", "the same command"),
+        WrittenFile("compare.json", "result of `swift eval --compare`: differences with intervals", "JSON"),
+        WrittenFile("server.log", "log of the server that it started", "text"),
     ),
     "A sweep": (
         WrittenFile(
             "sweep.json",
             "settings, runs, points and their order",
             "JSON",
-            "the same command, which continues",
+            "the same command, to continue",
         ),
         WrittenFile("report.html", "`swift report` of all runs", "HTML"),
-        WrittenFile("<point>/", "the run of a point and a seed, and `output.log`, what it printed"),
+        WrittenFile("<point>/", "run of one point and seed, with its output in `output.log`"),
     ),
 }
-
-
-def undescribed(paths: Sequence[str]) -> list[str]:
-    """Returns the paths in the folder of a run that have no entry."""
-    return sorted(path for path in paths if not any(one.pattern.fullmatch(path) for one in RUN))

@@ -79,8 +79,8 @@ class CompletionTable(StoredLines):
                 pass
 
     def _judgement(self) -> Sql:
-        """A statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line twice:
-        more often would take too much memory where lines are long."""
+        """Returns a statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line
+        twice: more often would take too much memory where lines are long."""
         rewards = [name for name in self._columns if name.startswith("rewards/")]
         fields = [*rewards, "reward", "finish_reason", "completion", "prompt"]
         place = {name: f"d[{number}]" for number, name in enumerate(fields, 1)}
@@ -105,7 +105,7 @@ class CompletionTable(StoredLines):
         return Sql(statement, [rewards, [pointer(name) for name in fields]])
 
     def _ids(self, query: CompletionQuery) -> numpy.ndarray:
-        """The matching rows in their order, int64 `[matches]`."""
+        """Returns the matching rows in their order, int64 `[matches]`."""
         query = replace(query, where=tuple(map(tuple, query.where)))
         with self._lock:
             if query not in self._matches:
@@ -165,23 +165,24 @@ class CompletionTable(StoredLines):
         return [found[place] for place in ids if place in found]
 
     def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
-        """Step and number of each group with matching completions, for a query of steps, prompt or group alone."""
+        """Returns the step and number of each group with matching completions, for a query of steps, prompt or group
+        alone."""
         where = index_condition(query)
         statement = 'SELECT DISTINCT step, "group" FROM completions WHERE "group" IS NOT NULL AND'
         return [(step, group) for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)]
 
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
-        """A group's completions in their order; where the file lacks `number` they are numbered."""
+        """Returns a group's completions in their order; where the file lacks `number` they are numbered."""
         query = CompletionQuery(steps=(step, step), group=group, order_by="number")
         return [{"number": place} | row for place, row in enumerate(self.page(query, 0, 10_000, longest))]
 
     def of_prompt(self, prompt_id: str, limit: int = 1_000, longest: int | None = None) -> list[dict[str, Any]]:
-        """The completions of a prompt, the first step first."""
+        """Returns the completions of a prompt, the first step first."""
         return self.page(CompletionQuery(prompt_id=prompt_id, order_by="step"), 0, limit, longest)
 
     def prompts(self, search: str = "", limit: int = 100) -> list[dict[str, Any]]:
-        """Prompts whose id or text has `search`, those seen at most steps first: `prompt_id`, `prompt`, `completions`,
-        `steps` (how many), `first`, `last` (steps), `reward` (the mean)."""
+        """Returns the prompts whose id or text has `search`, those seen at most steps first: `prompt_id`, `prompt`,
+        `completions`, `steps` (how many), `first`, `last` (steps), `reward` (the mean)."""
         names = ("id", "prompt_id", "completions", "steps", "first", "last", "reward")
         with self._lock:
             found = {
@@ -274,7 +275,7 @@ class CompletionTable(StoredLines):
 
 
 def cut(value: Any, longest: int) -> Any:
-    """A JSON value with its texts cut to so many characters."""
+    """Returns a JSON value with its texts cut to so many characters."""
     if isinstance(value, str):
         return value if len(value) <= longest else value[:longest] + "…"
     if isinstance(value, list):

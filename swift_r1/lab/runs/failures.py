@@ -18,7 +18,7 @@ RIGHT = 1.0  # the first reward of a right completion is at least this
 
 
 def has_answer(reward: str, completion: str, prompt: str) -> bool:
-    r"""Whether the text has an answer, as the built-in reward function of this name reads it.
+    r"""Returns whether the text has an answer, as the built-in reward function of this name reads it.
 
     Of another function it is not known how it reads: there the text lacks an answer only where the prompt asks for
     `<answer>` tags or a `\boxed{}`, and it has neither, closed.

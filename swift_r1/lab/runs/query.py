@@ -63,17 +63,17 @@ def all_of(parts: Sequence[Sql]) -> Sql:
 
 
 def pointer(column: str) -> str:
-    """The JSON pointer of a column."""
+    """Returns the JSON pointer of a column."""
     return "/" + clean(column).replace("~", "~0").replace("/", "~1")
 
 
 def clean(text: str) -> str:
-    """Text that UTF-8 can say: lone surrogates become question marks."""
+    """Returns the text as UTF-8 can say it: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def is_indexed(column: str) -> bool:
-    """Whether the column is in the tables `completions` or `judged`; else it is in the lines alone."""
+    """Returns whether the column is in the tables `completions` or `judged`; else it is in the lines alone."""
     return column in _INDEXED
 
 
@@ -95,7 +95,7 @@ def as_number(column: str) -> Sql:
 
 
 def tables_of(query: CompletionQuery) -> str:
-    """The tables with the indexed columns of a query."""
+    """Returns the tables with the indexed columns of a query."""
     named = {query.order_by, *(column for column, _, _ in query.where)}
     return JUDGED_TOO if named & set(JUDGED) else "completions"
 
@@ -180,7 +180,10 @@ def read_conditions(text: str) -> list[tuple[str, str, Any]]:
     for part in _parts(text):
         match = _CONDITION.fullmatch(part)
         if match is None or (match["value"] == "null" and match["operator"] not in ("=", "!=")):
-            raise UsageError(f"{part.strip()!r} is no condition: write a column, one of {' '.join(OPERATORS)}, a value")
+            raise UsageError(
+                f"{part.strip()!r} is not a condition: write column operator value, such as reward>=0.5; operators: "
+                f"{' '.join(OPERATORS)}"
+            )
         value: Any = match["value"]
         quoted = len(value) > 1 and value[0] == value[-1] == '"'
         found.append((match["column"], match["operator"], value[1:-1] if quoted else _value(value)))

@@ -97,7 +97,7 @@ class LaneRows:
         return Span(self.name, self.starts[index], self.ends[index], name, self.steps[index])
 
     def between(self, start: float, end: float) -> range:
-        """The numbers of those that are in the window, at least in part."""
+        """Returns the numbers of those that are in the window, at least in part."""
         return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
 
     def seconds(self, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
@@ -113,7 +113,7 @@ class LaneRows:
         return found
 
     def totals(self, start: float, end: float) -> dict[str, float]:
-        """Seconds of the window by name."""
+        """Returns the seconds of the window by name."""
         starts, ends, kinds = self._in(self.between(start, end))
         inside = numpy.minimum(ends, end) - numpy.maximum(starts, start)
         sums = numpy.bincount(kinds, inside, len(self.names)).tolist()

@@ -144,7 +144,7 @@ class StoredLines:
             cursor.register("lines", lines)
             try:
                 cursor.execute(_INSERT)
-            except duckdb.InvalidInputException:  # a line is no JSON
+            except duckdb.InvalidInputException:  # a line is not JSON
                 valid = cursor.execute("SELECT id FROM lines WHERE json_valid(line) ORDER BY id").fetchnumpy()["id"]
                 cursor.register("lines", lines.take(valid - first))
                 cursor.execute(_INSERT)
@@ -176,7 +176,8 @@ class StoredLines:
 
     @property
     def state(self) -> tuple[int, int]:
-        """Another one when there is something new; who shares the table knows by it what others have read."""
+        """Returns a value that changes when there is something new; who shares the table knows by it what others have
+        read."""
         return self._lines, self._file.restarts
 
     @property
@@ -206,8 +207,8 @@ class StoredLines:
         tables: str = "completions",
         cursor: duckdb.DuckDBPyConnection | None = None,
     ) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Runs a statement again and again, each time with other lines in the table `lines` (`id`, `line`), together
-        those of the rows of `tables` that fulfil `which`. Yields the results, in the order of the file."""
+        """Runs a statement again and again, each time with other lines in the table `lines` (`id`, `line`),
+        together those of the rows of `tables` that fulfil `which`. Yields the results, in the order of the file."""
         with self._db.cursor() if cursor is None else nullcontext(cursor) as own:
             for lines in self._read(which, tables):
                 own.register("lines", lines)
@@ -245,8 +246,8 @@ class StoredLines:
 
 
 def _lines(data: bytes, ids: numpy.ndarray, bounds: numpy.ndarray) -> tuple[pyarrow.Table, int]:
-    """The `N` lines of `data` as `id`, `line`, and how many of them had bytes that are not UTF-8, which are replaced.
-    Copies nothing where it can. `ids` is int64 `[N]`, `bounds` int64 `[N + 1]`."""
+    """Returns the `N` lines of `data` as `id`, `line`, and how many of them had bytes that are not UTF-8, which are
+    replaced. Copies nothing where it can. `ids` is int64 `[N]`, `bounds` int64 `[N + 1]`."""
     import pyarrow as pa
 
     replaced = 0

@@ -23,7 +23,7 @@ _BEGIN = ("started", "resumed")
 _END = ("failed", "ended")
 _ORDER = ("rank", "rollout-ahead", "rewards", "server")
 _LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
-_OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
+_OLD = "This run has no spans/ (written by an older version). Times are reconstructed from logging.jsonl."
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Timeline:
 
     @property
     def lanes(self) -> list[str]:
-        """The trainer's ranks, rounds that are sampled ahead, rewards, servers; then others."""
+        """Returns the trainer's ranks, rounds that are sampled ahead, rewards, servers; then others."""
         return sorted(self._lanes, key=_place)
 
     @property
@@ -166,8 +166,8 @@ class Timeline:
 
     @property
     def alive_s(self) -> float | None:
-        """Seconds in which processes worked on the run: from each start to its end, or to its last sign of life. None
-        without events."""
+        """Returns the seconds in which processes worked on the run: from each start to its end, or to its last sign of
+        life. None without events."""
         total = 0.0
         began = None
         for mark in self.marks:
@@ -181,7 +181,7 @@ class Timeline:
         return total or None
 
     def _killed(self, before: float, last: Mark) -> Mark:
-        """The last sign of life before a time, of which `last` is the last event."""
+        """Returns the last sign of life before a time, of which `last` is the last event."""
         time = last.time
         step = last.step
         for lane in self._lanes.values():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from swift_r1.flags.fields import Scope, flag, flag_specs, free
+from swift_r1.flags.fields import Scope, flag, flag_specs, resumable_flag
 from swift_r1.flags.parser import Command
 from swift_r1.flags.world import World
 
@@ -45,15 +45,17 @@ class SweepArguments(Command):
         instead_of=("grid",),
     )
     seeds: list[int] = flag([], "--seed of the runs of each point (default: one run of the default seed)")
-    output_dir: str | None = free(None, "folder of the sweep, in it one per run (default: output/<name of the file>)")
-    parallel: str = free(
+    output_dir: str | None = resumable_flag(
+        None, "folder of the sweep, in it one per run (default: output/<name of the file>)"
+    )
+    parallel: str = resumable_flag(
         AUTO,
         "runs beside each other, each on GPUs, or without a GPU on cores, of its own; auto: as many as there are, and "
         "without a GPU as memory allows",
         check=_check_parallel,
     )
-    metric: str = free("reward", "what points are compared by, as logging.jsonl names it; more is better")
-    over: int = free(10, "optimizer steps at the end of which its mean is taken", at_least=1)
+    metric: str = resumable_flag("reward", "what points are compared by, as logging.jsonl names it; more is better")
+    over: int = resumable_flag(10, "optimizer steps at the end of which its mean is taken", at_least=1)
     stop_after: int | None = flag(
         None, "from this optimizer step on, stop points that are --stop_behind or --stop_below", at_least=1
     )
@@ -64,7 +66,7 @@ class SweepArguments(Command):
         more_than=0,
     )
     stop_below: float | None = flag(None, "stop a point whose metric is below this", _STOPS)
-    dry_run: bool = free(False, "print the commands of the runs, and start none")
+    dry_run: bool = resumable_flag(False, "print the commands of the runs, and start none")
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         yield from super().faults(given, world)

@@ -17,8 +17,8 @@ LEVEL = 0.05  # of tests and intervals, two-sided
 
 
 def recent(series: Series, step: int, over: int) -> float:
-    """The mean of the finite values of steps `(step - over, step]`; without one there, the last value before. NaN where
-    there is none at all."""
+    """Returns the mean of the finite values of steps `(step - over, step]`; without one there, the last value before.
+    NaN where there is none at all."""
     start = bisect_right(series.steps, step - over)
     end = bisect_right(series.steps, step)
     inside = [value for value in series.values[start:end] if math.isfinite(value)]
@@ -33,7 +33,7 @@ def hopeless(
     behind: float | None,
     below: float | None,
 ) -> dict[str, str]:
-    """The points to stop, each with the reason.
+    """Returns the points to stop, each with the reason.
 
     A point is looked at at the last step that all of its runs have reached, those aside that have not reached `after`
     yet; against another, at the last of these steps that a run of that has reached too, with all that have.
@@ -92,7 +92,7 @@ class Ranked:
 
 
 def ranking(points: Mapping[str, Sequence[float]]) -> list[Ranked]:
-    """The points by their mean over seeds, the best first.
+    """Returns the points by their mean over seeds, the best first.
 
     The interval of a mean is Student's. Each point is compared with the best by Welch's test (Biometrika 34, 1947), at
     a level that is divided by the number of comparisons (Bonferroni). With one seed nothing can be told apart.
@@ -113,7 +113,7 @@ def ranking(points: Mapping[str, Sequence[float]]) -> list[Ranked]:
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> float:
-    """The two-sided p-value of equal means, variances being what they are; 1 where a side has one value."""
+    """Returns the two-sided p-value of equal means, variances being what they are; 1 where a side has one value."""
     if min(len(first), len(second)) < 2:
         return 1.0
     parts = [variance(side) / len(side) for side in (first, second)]
@@ -127,7 +127,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def t_quantile(freedom: int) -> float:
-    """The value that |t| is over with probability `LEVEL`, by bisection."""
+    """Returns the value that |t| is over with probability `LEVEL`, by bisection."""
     low = 0.0
     high = 1e3
     for _ in range(60):

@@ -54,7 +54,8 @@ class PlannedRun:
 
 
 def make_points(args: SweepArguments) -> list[Point]:
-    """The grid's combinations, the last flag varying fastest, or the list's points; one where only seeds vary."""
+    """Returns the grid's combinations, the last flag varying fastest, or the list's points; one where only seeds
+    vary."""
     if args.runs:
         listed = [_plain(json.loads(text)) for text in args.runs]
     else:
@@ -84,7 +85,7 @@ def plan_runs(
     folder: Path,
     environ: Mapping[str, str],
 ) -> list[PlannedRun]:
-    """Every run, those of the first seed first, so that all points can soon be compared.
+    """Returns every run, those of the first seed first, so that all points can soon be compared.
 
     Raises:
         UsageError: what is wrong with the flags of any point, each fault once, with its line in `file`.
@@ -198,7 +199,8 @@ def _located(
     file: str,
     lines: Mapping[str, int],
 ) -> str:
-    """The fault after the line of the first flag that it names, and before the points that have it, if not all have."""
+    """Returns the fault after the line of the first flag that it names, and before the points that have it, if not all
+    have."""
     blocks = (f"runs.{whose[0].place}", "grid", "flags")
     keys = (f"{block}.{name}" for name in _NAMED_FLAG.findall(fault) for block in blocks)
     line = next((f", line {lines[key]}" for key in keys if key in lines), "")
@@ -207,7 +209,7 @@ def _located(
 
 
 def _lines(file: str) -> dict[str, int]:
-    """The line of each key of a YAML file that has been read: `flags.model`, `runs.0.loss_type`."""
+    """Returns the line of each key of a YAML file that has been read: `flags.model`, `runs.0.loss_type`."""
     import yaml
 
     found: dict[str, int] = {}

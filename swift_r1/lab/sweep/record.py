@@ -19,7 +19,7 @@ RECORD = "sweep.json"
 
 
 def read_stopped(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The points that were stopped in `folder` so far, with the reasons; none in a new folder.
+    """Returns the points that were stopped in `folder` so far, with the reasons; none in a new folder.
 
     Raises:
         UsageError: another sweep is in it, with what differs; or its record cannot be read.
@@ -40,7 +40,7 @@ def read_stopped(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ranked(sweep: Sweep) -> list[Ranked]:
-    """The points all of whose runs have ended, the best first; those without the metric are left out."""
+    """Returns the points all of whose runs have ended, the best first; those without the metric are left out."""
     points: dict[str, list[float]] = {}
     for run in sweep.runs:
         value = run.value(sweep.args.metric, sweep.args.over) if run.state == "ended" else math.nan

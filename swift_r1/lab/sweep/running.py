@@ -5,11 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,10 +20,10 @@ from swift_r1.lab.sweep.places import RunSlot
 from swift_r1.lab.sweep.points import PlannedRun
 from swift_r1.record.folder import RunFolder, is_run
 from swift_r1.record.metric_log import MetricLog, Series
-from swift_r1.runtime.processes import last_line, say
+from swift_r1.runtime.processes import say
+from swift_r1.workers.process import SupervisedProcess
 
 State = Literal["waiting", "running", "stopping", "ended", "stopped", "failed", "interrupted"]
-RUN_MODULE = "swift_r1.cli.sweep_run"
 OUTPUT = "output.log"
 _LOOK_S = 0.5
 _ASKED = (EXIT_INTERRUPTED, EXIT_TERMINATED, -signal.SIGTERM, -signal.SIGKILL)  # ends of a run that was asked to end
@@ -39,10 +37,9 @@ class SweepRun:
     plan: PlannedRun
     state: State = "waiting"
     why: str = ""
-    process: subprocess.Popen[bytes] | None = None
+    process: SupervisedProcess | None = None
     place: RunSlot | None = None
     began: float = 0.0  # Unix seconds
-    deadline: float = 0.0  # for its end, once that was asked for
     log: MetricLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,22 +60,15 @@ class SweepRun:
         return self.state in ("running", "stopping")
 
     def value(self, metric: str, over: int) -> float:
-        """The metric at the last step; NaN before there is one."""
+        """Returns the metric at the last step; NaN before there is one."""
         series = self.log.get(metric)
         return recent(series, series.steps[-1] if series.steps else 0, over)
 
     def start(self, place: RunSlot) -> None:
         self.plan.folder.mkdir(parents=True, exist_ok=True)
-        cpus = ",".join(map(str, place.cpus))
-        with self.output.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", RUN_MODULE, str(os.getpid()), cpus, *self.plan.words],
-                env={**os.environ, **place.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the sweep
-            )
+        words = [sys.executable, "-m", "swift_r1", "rlhf", *self.plan.words]
+        environ = os.environ | place.variables
+        self.process = SupervisedProcess(words, environ, self.output, ends_with_parent=True, cpus=place.cpus)
         self.state = "running"
         self.place = place
         self.began = time.time()
@@ -86,21 +76,17 @@ class SweepRun:
     def ask_to_end(self) -> None:
         """Sends SIGTERM: the run ends after the step that it is in, and saves."""
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.deadline = time.monotonic() + (self.plan.args.step_timeout or _END_S)
+            self.process.ask_to_end(self.plan.args.step_timeout or _END_S)
 
     def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.kill()
             self.process.wait()
 
     def look(self) -> None:
         """Reads what it has logged since; notes its end."""
         assert self.process is not None
-        if self.deadline and time.monotonic() > self.deadline:
-            self.kill()
-        code = self.process.poll()
+        code = self.process.look()
         self.log.refresh()
         if code is None:
             return
@@ -115,13 +101,14 @@ class SweepRun:
             self.state, self.why = "failed", self._cause(code)
 
     def _cause(self, code: int) -> str:
+        assert self.process is not None
         if code < 0:
             likely = ", likely out of memory" if code == -signal.SIGKILL else ""
             return f"killed by {signal.Signals(-code).name}{likely}"
         for event in reversed(self.folder.events):
             if event.get("kind") == "failed" and float(event.get("time", 0)) >= self.began:
                 return str(event.get("text"))
-        return f"exit code {code}: {last_line(self.output)}"
+        return f"exit code {code}: {self.process.last_line()}"
 
 
 class Sweep:

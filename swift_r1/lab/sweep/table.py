@@ -28,7 +28,7 @@ _STYLES: dict[State, str] = {
 
 
 def change(sweep: Sweep, run: SweepRun) -> Text:
-    """A line about the state that a run has come to."""
+    """Returns a line about the state that a run has come to."""
     now = progress_of(run.folder, run.log) if run.log.last_step and run.state != "running" else {}
     where = str(run.output) if run.state == "failed" else ""
     more = filter(None, (run.why, now.get("progress"), now.get("time"), where))
@@ -60,7 +60,7 @@ def runs_table(sweep: Sweep) -> RichTable:
 
 
 def section(sweep: Sweep, order: Sequence[Ranked]) -> Section:
-    """The points and how sure their order is, as a report says it."""
+    """Returns the points and how sure their order is, as a report says it."""
     metric = sweep.args.metric
     over = sweep.args.over
     runs = sweep.runs

@@ -81,7 +81,7 @@ class Guard:
         )
 
     def _first_visit(self, request: HTTPConnection) -> ASGIApp | None:
-        """A browser that shows the key in the address goes on without it there."""
+        """Sends a browser that shows the key in the address on without it there."""
         if self._key is None or "key" not in request.query_params or request.scope["type"] != "http":
             return None
         address = "/" + request.url.path.lstrip("/")

@@ -63,7 +63,7 @@ class AnswerSource(Protocol):
     def ask(self, question: PageQuestion) -> Coroutine[Any, Any, list[ModelAnswer]]: ...
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
-        """The likeliest next tokens after these, and their log-probs."""
+        """Returns the likeliest next tokens after these, and their log-probs."""
         ...
 
 
@@ -109,7 +109,7 @@ class ServerSource:
         return sorted(top.items(), key=lambda one: -one[1])
 
     async def _choices(self, path: str, body: Mapping[str, Any], read: Callable[[list[Any]], T]) -> T:
-        """What `read` makes of the answer's choices."""
+        """Returns what `read` makes of the answer's choices."""
         try:
             async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(**self._options) as http:
                 models = self._content(await http.get("/v1/models"))["data"]
@@ -248,7 +248,7 @@ def newest_checkpoint(run: Path, step: int | None = None) -> Path | None:
 
 
 def weight_bytes(folder: Path) -> int:
-    """The size of a model's weights on disk, and of those under its adapters where they lie in a folder."""
+    """Returns the size of a model's weights on disk, and of those under its adapters where they lie in a folder."""
     size = 0
     for path in folder.glob("*.safetensors"):
         with suppress(FileNotFoundError):  # a run that goes on removes its oldest checkpoints
@@ -268,8 +268,8 @@ def check_memory(folder: Path) -> None:
 
 
 def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """The rollout servers of a run with these arguments; none where they are of another version, or in a file that is
-    not here."""
+    """Returns the rollout servers of a run with these arguments; none where they are of another version, or in a file
+    that is not here."""
     try:
         known = RlhfArguments.from_dict(args)
         return known.rollout_base_urls if known.vllm_server_file is None else servers_of(known.vllm_server_file).urls
@@ -278,5 +278,5 @@ def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def own_key(url: str) -> str | None:
-    """The key of the environment, for a server on this machine: a copied run may name any other address."""
+    """Returns the key of the environment, for a server on this machine: a copied run may name any other address."""
     return os.environ.get(API_KEY_VARIABLE) if httpx.URL(url).host in LOOPBACK else None

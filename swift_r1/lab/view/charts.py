@@ -62,8 +62,8 @@ def line_options(
     zoom: tuple[float, float] | None = None,
     area: bool = False,
 ) -> dict[str, Any]:
-    """The options of a line chart. `area` stacks the lines as areas; `extent` is the x axis (by
-    default from the first point to the last), `zoom` the part of it in view."""
+    """Returns the options of a line chart. `area` stacks the lines as areas; `extent` is the x axis (by default from
+    the first point to the last), `zoom` the part of it in view."""
     series: list[dict[str, Any]] = []
     for line in lines:
         series.append(_curve(line, log, area))
@@ -175,7 +175,7 @@ def axis() -> dict[str, Any]:
 
 
 def zooming(zoom: tuple[float, float] | None) -> dict[str, Any]:
-    """The options that let a chart's x axis be zoomed. Without Ctrl the wheel scrolls the page."""
+    """Returns the options that let a chart's x axis be zoomed. Without Ctrl the wheel scrolls the page."""
     inside: dict[str, Any] = {
         "type": "inside",
         "zoomOnMouseWheel": "ctrl",
@@ -223,7 +223,7 @@ def refresh(shown: ui.echart, options: dict[str, Any]) -> None:
 
 
 def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
-    """The `markLine` of the series that bears a chart's events."""
+    """Returns the `markLine` of the series that bears a chart's events."""
     return {
         "symbol": "none",
         "precision": 12,  # it would round where a mark is to 2 digits

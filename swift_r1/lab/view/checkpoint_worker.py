@@ -78,7 +78,7 @@ class Checkpoint:
         ]
 
     def alternatives(self, asked: Mapping[str, Any]) -> list[tuple[str, float]]:
-        """The likeliest next tokens and their log-probs after temperature (0: at 1, as of a sample)."""
+        """Returns the likeliest next tokens and their log-probs after temperature (0: at 1, as of a sample)."""
         import torch
 
         if max(asked["token_ids"], default=0) >= self.engine.config.vocab_size:

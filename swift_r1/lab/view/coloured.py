@@ -57,7 +57,7 @@ class Scale:
     high: float
 
     def level(self, value: float | None) -> str:
-        """The CSS class of a value: `d-16` ... `d16`, `s0` ... `s32`, or `x` for none."""
+        """Returns the CSS class of a value: `d-16` ... `d16`, `s0` ... `s32`, or `x` for none."""
         if value is None or not math.isfinite(value):
             return "x"
         span = self.high - self.low
@@ -85,8 +85,8 @@ def values_of(row: Mapping[str, Any], colour: str) -> list[float | None] | None:
 
 
 def scale_of(colour: str, values: Sequence[float | None]) -> Scale:
-    """The scale for these values: to the 99th percentile of their sizes, rounded up to 1, 2 or 5 times a power of
-    ten; from the oldest weight version to the newest."""
+    """Returns the scale for these values: to the 99th percentile of their sizes, rounded up to 1, 2 or 5 times a power
+    of ten; from the oldest weight version to the newest."""
     sizes = sorted(abs(value) for value in values if value is not None and math.isfinite(value)) or [0.0]
     kind = COLOURINGS[colour]
     if colour == "version":
@@ -98,7 +98,7 @@ def scale_of(colour: str, values: Sequence[float | None]) -> Scale:
 
 
 def classes(values: Sequence[float | None] | None, scale: Scale | None, mask: Sequence[bool] | None) -> list[str]:
-    """The CSS classes of each token: its level, and `m` where it is not in the loss."""
+    """Returns the CSS classes of each token: its level, and `m` where it is not in the loss."""
     levels = ["x"] * len(mask or ())
     if values is not None and scale is not None:
         levels = [scale.level(value) for value in values]
@@ -106,9 +106,9 @@ def classes(values: Sequence[float | None] | None, scale: Scale | None, mask: Se
 
 
 def tokens_html(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> str:
-    """One `<i>` a token, which holds no other `<i>`; `special` tokens have the class `sp`. A piece without text is
-    part of the character that another token completes. The tokens stand in blocks, of which a browser styles and lays
-    out only those in view."""
+    """Returns one `<i>` a token, which holds no other `<i>`; `special` tokens have the class `sp`. A piece without text
+    is part of the character that another token completes. The tokens stand in blocks, of which a browser styles and
+    lays out only those in view."""
     return "".join(_blocks(pieces, special, marks))
 
 
@@ -143,7 +143,7 @@ def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
 
 
 def legend_html(scale: Scale) -> str:
-    """The scale's colours with what they stand for at both ends and in the middle."""
+    """Returns the scale's colours with what they stand for at both ends and in the middle."""
     kind = scale.colouring
     shown = math.exp if scale.colouring is COLOURINGS["ratio"] else float
     middle = (scale.low + scale.high) / 2
@@ -158,7 +158,7 @@ def legend_html(scale: Scale) -> str:
 
 
 def token_css() -> str:
-    """The classes of `Scale.level`, for light and dark pages (Quasar marks these with `body--dark`)."""
+    """Returns the classes of `Scale.level`, for light and dark pages (Quasar marks these with `body--dark`)."""
     rules = []
     for place in range(-LEVELS, LEVELS + 1):
         for dark in (False, True):

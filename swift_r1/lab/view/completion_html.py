@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from swift_r1.lab.runs.query import FAILURE, LENGTH, clean
-from swift_r1.lab.view.markup import markup
+from swift_r1.lab.view.markup import KEPT, markup
 from swift_r1.record.recorded import FIELDS
 
 Row = Mapping[str, Any]
@@ -22,7 +22,7 @@ _ENDS = ("failure", "turns", "sequences", "tokens", "finish_reason", "weight_ver
 
 
 def shown(value: Any) -> str:
-    """A value in a few characters: numbers to four digits, None as –."""
+    """Returns the value in a few characters: numbers to four digits, None as –."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -35,12 +35,12 @@ def reward_columns(names: Iterable[str]) -> list[str]:
 
 
 def length_column(names: Iterable[str]) -> str:
-    """Tokens, or in runs of older versions characters."""
+    """Returns the column of tokens, or in runs of older versions characters."""
     return "tokens" if "tokens" in names else LENGTH
 
 
 def data_columns(row: Row) -> dict[str, Any]:
-    """The row's columns that came from the data, which rewards were given."""
+    """Returns the row's columns that came from the data, which rewards were given."""
     return {
         name: value
         for name, value in row.items()
@@ -55,7 +55,8 @@ def rows_table(
     descending: bool,
     link: Callable[[Row], str],
 ) -> str:
-    """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""
+    """Returns a table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to
+    `link(row)`."""
     heads = "".join(_head(name, sort, descending) for name in columns)
     body = "".join(f"<tr>{''.join(_cells(row, columns, link(row)))}</tr>" for row in rows)
     return f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
@@ -84,8 +85,8 @@ def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
 
 
 def facts(values: Mapping[str, Any]) -> str:
-    """Names and values, one below the other."""
-    lines = (f"<dt>{markup(name)}</dt><dd>{_cut(shown(value), _VALUE)}</dd>" for name, value in values.items())
+    """Returns the names and values, one below the other."""
+    lines = (f"<dt>{markup(name)}</dt><dd>{markup(shown(value), _VALUE)}</dd>" for name, value in values.items())
     return f'<dl class="facts">{"".join(lines)}</dl>'
 
 
@@ -95,13 +96,13 @@ def card(
     links: Mapping[str, str],
     whole: bool = False,
 ) -> str:
-    """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
-    its turns. `links` are texts and addresses; without `whole` a long text is cut."""
+    """Returns one completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its
+    text or its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
     ends = {name: row[name] for name in _ENDS if name in row}
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
-        f"{_cut(shown(one.get('cause')), _VALUE)}</p>"
+        f"{markup(shown(one.get('cause')), _VALUE)}</p>"
         for one in reasons
     )
     lead = "".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items())
@@ -123,30 +124,30 @@ def card(
 
 
 def completion(row: Row, whole: bool = False) -> str:
-    return f'<pre class="text">{_cut(shown(row.get("completion")), None if whole else _CARD)}</pre>'
+    return f'<pre class="text">{markup(shown(row.get("completion")), KEPT if whole else _CARD)}</pre>'
 
 
 def is_long(row: Row) -> bool:
-    """Whether a card cuts its text."""
+    """Returns whether a card cuts its text."""
     messages = row.get("messages")
     texts = messages if isinstance(messages, list) else [row.get("completion")]
     return any(len(shown(text)) > _CARD for text in [*texts, *chain.from_iterable(_others(row))])
 
 
 def _others(row: Row) -> list[list[Any]]:
-    """The other conversations of an agent's episode."""
+    """Returns the other conversations of an agent's episode."""
     found = row.get("other_messages")
     return [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:
-    """The messages of a conversation, each with its role; the tools that it calls, and their answers."""
+    """Returns the messages of a conversation, each with its role; the tools that it calls, and their answers."""
     parts = []
     for message in messages:
         message = message if isinstance(message, dict) else {"content": message}
         role = shown(message.get("role"))
         kind = role if role in ("system", "user", "assistant", "tool") else "user"
-        content = _cut(shown(message.get("content")), None if whole else _CARD)
+        content = markup(shown(message.get("content")), KEPT if whole else _CARD)
         more = {name: value for name, value in message.items() if name not in ("role", "content") and value}
         parts.append(
             f'<div class="turn {kind}"><b>{markup(role)}</b><pre class="text">{content}</pre>'
@@ -155,14 +156,9 @@ def turns(messages: Sequence[Any], whole: bool = False) -> str:
     return "".join(parts)
 
 
-def _cut(text: str, longest: int | None) -> str:
-    if longest is None or len(text) <= longest:
-        return markup(text)
-    return f"{markup(text[:longest])}<b class=unseen>… {len(text) - longest:,} more characters</b>"
-
-
 def reasons_of(row: Row, invalid: Sequence[Row]) -> list[Row]:
-    """The rows of invalid_rewards.jsonl that are about this completion; older runs say which by its text alone."""
+    """Returns the rows of invalid_rewards.jsonl that are about this completion; older runs say which by its text
+    alone."""
     if row.get("number") is None:
         return [one for one in invalid if one.get("completion") == row.get("completion")]
     return [one for one in invalid if one.get("request_id") == f"{row.get('request_id')}/{row['number']}"]

@@ -46,7 +46,7 @@ class RunGroup:
 _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
     Panel("KL to the teacher", {"teacher_kl": "KL"}),
-    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats a token"),
+    Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats per token"),
     Panel("Clipped ratios", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, about="share of tokens"),
     Panel(
         "Completion length", {"completions/mean_length": "mean", "completions/max_length": "longest"}, about="tokens"
@@ -81,7 +81,8 @@ _PANELS = (
 
 
 def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
-    """The charts that these runs have metrics for; with `everything` also one for each metric that is in no other."""
+    """Returns the charts that these runs have metrics for; with `everything` also one for each metric that is in no
+    other."""
     logs = [log for group in groups for log in group.logs]
     rewards = sorted({name for log in logs for name in log.rewards()})
     found = [Panel("Reward", {"reward": "reward"}, "reward_std", "band: the standard deviation within groups")]
@@ -105,13 +106,13 @@ def panels(groups: Sequence[RunGroup], everything: bool = False) -> list[Panel]:
 
 
 def _most(estimates: Sequence[str]) -> int:
-    """The largest k of pass@k."""
+    """Returns the largest k of pass@k."""
     return max((int(one.partition("@")[2]) for one in estimates if one.startswith("pass@")), default=0)
 
 
 def lines(panel: Panel, groups: Sequence[RunGroup], shown: CurveControls) -> list[Line]:
-    """The lines of a chart. Of one group each metric has a colour; of several each group, and further metrics are
-    dashed."""
+    """Returns the lines of a chart. Of one group each metric has a colour; of several each group, and further metrics
+    are dashed."""
     found = []
     for place, group in enumerate(groups):
         for number, (metric, label) in enumerate(panel.metrics.items()):
@@ -137,7 +138,8 @@ def _lines_of(
     alone: bool,
     line: Line,
 ) -> list[Line]:
-    """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
+    """Returns one metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the
+    values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
         return []

@@ -35,7 +35,7 @@ _NEXT = """() => {
 
 
 def beside_training(checkpoint: Path) -> CheckpointSource:
-    """The GPUs are the run's."""
+    """Returns a checkpoint that answers on the CPU: the GPUs are the run's."""
     return CheckpointSource(checkpoint, "cpu")
 
 
@@ -48,8 +48,8 @@ def _evaluated(run: Path) -> CompletionTable:
 
 
 async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
-    """The completions of the page's run, those of training, or with "eval" those of evaluations (by default as `of` in
-    the address says); with what was written since, as far as it can be read in so many seconds."""
+    """Returns the completions of the page's run, those of training, or with "eval" those of evaluations (by default as
+    `of` in the address says); with what was written since, as far as it can be read in so many seconds."""
     of = page.text("of") if of is None else of
     found = opened(_evaluated if of == "eval" else _trained, page.run.path)
     await asyncio.to_thread(found.refresh, seconds)
@@ -80,13 +80,13 @@ def rich(html: str) -> ui.html:
 
 
 def flag_of(page: Page, name: str, default: float) -> float:
-    """A flag of the page's run that is a number above 0; else the default."""
+    """Returns a flag of the page's run that is a number above 0; else the default."""
     value = page.run.args.get(name)
     return value if isinstance(value, int | float) and 0 < value < math.inf else default
 
 
 def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
-    """The recorded completions of a round, each of their sequences once, without their tokens."""
+    """Returns the recorded completions of a round, each of their sequences once, without their tokens."""
     found: dict[tuple[Any, ...], RecordedCompletion] = {}
     for step in record.steps():
         rows = record.completions(step) if step >= round_step else []
@@ -109,8 +109,8 @@ def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
 
 
 def source_choice(page: Page, step: int | None = None) -> Callable[[], AnswerSource | None]:
-    """A choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one nearest
-    to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
+    """Returns a choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one
+    nearest to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
     run = page.run
     checkpoint = newest_checkpoint(run.path, step)
     urls = server_urls(run.args) if run.status == "running" else []

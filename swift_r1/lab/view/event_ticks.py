@@ -31,7 +31,7 @@ _SHOWN = {
 
 
 def ticks(marks: Sequence[Mark], x: Callable[[Mark], float]) -> list[Tick]:
-    """The marks at the places that `x` gives."""
+    """Returns the marks at the places that `x` gives."""
     shown = list(marks)
     for kind in _RARE_FIRST:
         if len(shown) > _MOST:

@@ -11,30 +11,32 @@ from swift_r1.runtime.visible import UNSEEN, visible
 _WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 _LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
 _SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
-_KEPT = 400_000  # characters of a text that are shown
+KEPT = 400_000  # characters of a text that are shown
 
 
-def markup(text: str) -> str:
-    """The text as HTML for an element with `white-space: pre-wrap`; a very long one is cut, and says so."""
-    if len(text) > _KEPT:
-        return f"{markup(text[:_KEPT])}<b class=unseen>… {len(text) - _KEPT:,} more characters</b>"
+def markup(text: str, longest: int = KEPT) -> str:
+    """Returns the text as HTML for an element with `white-space: pre-wrap`; one of more than `longest` characters is
+    cut, and says so."""
+    if len(text) > longest:
+        return f"{markup(text[:longest], longest)}<b class=unseen>… {len(text) - longest:,} more characters</b>"
     escaped = html.escape(text.replace("\r\n", "\n"))
     return UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
 
 
 def token_markup(text: str) -> str:
-    """A token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed only."""
+    """Returns a token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed
+    only."""
     return markup(text.translate(_SPACES))
 
 
 def word_diff(before: str, after: str) -> str:
-    """The second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that it had
-    in their place. Long texts are compared line by line."""
-    first = _WORDS.findall(before[:_KEPT])
-    second = _WORDS.findall(after[:_KEPT])
+    """Returns the second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that
+    it had in their place. Long texts are compared line by line."""
+    first = _WORDS.findall(before[:KEPT])
+    second = _WORDS.findall(after[:KEPT])
     if len(first) + len(second) > _LONG_DIFF:
-        first = before[:_KEPT].splitlines(keepends=True)
-        second = after[:_KEPT].splitlines(keepends=True)
+        first = before[:KEPT].splitlines(keepends=True)
+        second = after[:KEPT].splitlines(keepends=True)
     parts = []
     for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, first, second, False).get_opcodes():
         gone = markup("".join(first[start:end]))

@@ -33,7 +33,7 @@ _CLOSING_S = 1  # for connections to close after a signal; browsers reconnect fo
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """The page beside a run. Another page may have the port: it takes the next free one."""
+    """Serves the page beside a run. Another page may have the port: it takes the next free one."""
     run = argv[0]
     port = int(argv[1])
     trainer = int(argv[2])

@@ -121,14 +121,14 @@ class Page:
 
     @property
     def run(self) -> RunFolder:
-        """The first chosen run, which a page of one run shows."""
+        """Returns the first chosen run, which a page of one run shows."""
         return self.chosen[0]
 
     def text(self, name: str, default: str = "") -> str:
         return self.query.get(name, default)
 
     def number(self, name: str, default: float) -> float:
-        """A parameter as a number; what is none, or a very large one, is the default."""
+        """Returns a parameter as a number; what is none, or a very large one, is the default."""
         try:
             value = float(self.query[name])
         except (KeyError, ValueError):
@@ -151,7 +151,7 @@ class Page:
         ui.run_javascript(f"view.address({json.dumps({name: self.query.get(name) for name in values})})")
 
     def link(self, path: str, **values: object) -> str:
-        """The address of another page for the chosen runs; parameters that are None are left out."""
+        """Returns the address of another page for the chosen runs; parameters that are None are left out."""
         given = [(name, value) for name, value in values.items() if value is not None]
         return f"{path}?{urlencode([*(('run', run.name) for run in self.chosen), *given], errors='replace')}"
 
@@ -236,7 +236,7 @@ def add_static(app: FastAPI) -> None:
 
 
 def _gone() -> list[str]:
-    """The folders to look for runs in that were removed since the start."""
+    """Returns the folders to look for runs in that were removed since the start."""
     return [folder for folder in _folders if not Path(folder).expanduser().exists()]
 
 
@@ -296,7 +296,7 @@ def _run_choice(page: Page) -> None:
         multiple=True,
         label="runs",
     )
-    choice.props('dense options-dense outlined title="the runs that are shown; the first, where a page has one"')
+    choice.props('dense options-dense outlined title="Runs shown. Single-run pages show the first."')
     choice.classes("view-runs")
 
     def show() -> None:

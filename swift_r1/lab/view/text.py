@@ -70,17 +70,17 @@ def show_text(runs: Sequence[RunFolder], step: int | None, prompt: str | None) -
     return EXIT_OK
 
 
+def _shortened(steps: Sequence[int]) -> str:
+    """Returns the steps as text, only the first and the last ones where there are many."""
+    names = [str(step) for step in steps] or ["none"]
+    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-3:]])
+
+
 def _asked(table: CompletionTable, step: int | None, prompt: str | None) -> CompletionQuery:
     """Returns which completions to show. Raises UsageError: there are none of that step or prompt."""
     steps = table.steps()
     if step is not None and step not in steps:
-        message = f"--step {step}: no round begins with it"
-        if steps:
-            message += f"; completions are of steps {steps[0]} to {steps[-1]}"
-        before = [known for known in steps if known <= step]
-        if before:
-            message += f", the last before it is {max(before)}"
-        raise UsageError(message)
+        raise UsageError(f"--step {step}: no completions at this step; recorded steps: {_shortened(steps)}")
     if prompt is None:
         shown = step if step is not None else max(steps, default=0)
         return CompletionQuery(steps=(shown, shown))
@@ -125,7 +125,7 @@ def _metrics(log: MetricLog) -> list[list[str]]:
 
 
 def _evaluations(log: MetricLog) -> list[list[str]]:
-    """A row for the last value of each estimate of each benchmark."""
+    """Returns a row for the last value of each estimate of each benchmark."""
     rows = []
     for benchmark, names in log.benchmarks().items():
         for name in names:
@@ -139,7 +139,7 @@ def _evaluations(log: MetricLog) -> list[list[str]]:
 
 
 def sparkline(series: Series, width: int = _CURVE) -> str:
-    """The curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
+    """Returns the curve as at most `width` bars, of the mean of the values in each; a blank where nothing is known."""
     count = len(series)
     bins: list[list[float]] = [[] for _ in range(min(width, count))]
     for place, value in enumerate(series.values):

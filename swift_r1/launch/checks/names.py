@@ -31,6 +31,17 @@ def _missing(flag: str, what: str, names: Iterable[str], registry: Mapping[str, 
     return [f"--{flag}: {no_such(what, name, known, more)}" for name in names if name not in registry]
 
 
+def name_faults(args: RlhfArguments) -> list[str]:
+    """Says what is wrong with all that the flags name of plugins."""
+    return [
+        *reward_name_faults(args),
+        *reward_model_faults(args),
+        *scheduler_name_faults(args),
+        *_tool_faults(args),
+        *_agent_faults(args),
+    ]
+
+
 def reward_name_faults(args: RlhfArguments) -> list[str]:
     """Finds reward functions that nothing registered."""
     more = "" if args.external_plugins else "; others come from --external_plugins"
@@ -46,11 +57,14 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
     )
     faults = []
     for flag, what, name, registry in named:
-        if name is not None and name not in registry:
+        if name is None:
+            continue
+        instead = instead_of(registry[name]) if name in registry else None
+        if name not in registry:
             faults += _missing(flag, what, [name], registry)
-        elif name is not None and (instead := instead_of(registry[name])) is not None:
+        elif instead is not None:
             faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
-        elif name is not None and _leads_many(registry[name]):
+        elif _leads_many(registry[name]):
             faults.append(
                 f"--{flag} {name} leads many completions together (async_infer), as trees of them; here a scheduler "
                 "leads one: override run or step"
@@ -58,7 +72,7 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
     return faults
 
 
-def tool_faults(args: RlhfArguments) -> list[str]:
+def _tool_faults(args: RlhfArguments) -> list[str]:
     """Tools that nothing registered, and registered ones that cannot be described to a model."""
     faults = _missing("tools", "tool", args.tools, tools)
     for name in tools:
@@ -69,7 +83,7 @@ def tool_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
-def agent_faults(args: RlhfArguments) -> list[str]:
+def _agent_faults(args: RlhfArguments) -> list[str]:
     """Finds an agent that nothing registered, or that cannot be run."""
     words = args.agent_words
     if words is not None:
@@ -93,7 +107,7 @@ def agent_faults(args: RlhfArguments) -> list[str]:
 def why_no_agent(agent: Any) -> str | None:
     """Says why a registered agent cannot be run."""
     if not inspect.isclass(agent) or not issubclass(agent, Agent):
-        return f"{agent!r} is no class that derives from Agent"
+        return f"{agent!r} is not a class derived from Agent"
     if not inspect.iscoroutinefunction(agent.run):
         return f"{agent.__name__} needs `async def run(self, client, row)`"
     return None

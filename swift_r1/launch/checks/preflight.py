@@ -23,13 +23,7 @@ from swift_r1.flags.rollout import GYM_SCHEDULER
 from swift_r1.flags.world import World
 from swift_r1.launch.checks.golds import right_completions
 from swift_r1.launch.checks.model_folder import config_dtype, family_faults, is_local, model_faults
-from swift_r1.launch.checks.names import (
-    agent_faults,
-    reward_model_faults,
-    reward_name_faults,
-    scheduler_name_faults,
-    tool_faults,
-)
+from swift_r1.launch.checks.names import name_faults, reward_name_faults
 from swift_r1.launch.checks.reward_smoke_test import quick_faults
 from swift_r1.launch.checks.sampler import sampler_faults
 from swift_r1.plugins import LoadedPlugin, load_plugins
@@ -57,11 +51,7 @@ def check_inputs(
         register_environment(args.env, args.env_args, args.reward_env)
     unknown = reward_name_faults(args)
     faults = [
-        *unknown,
-        *reward_model_faults(args),
-        *scheduler_name_faults(args),
-        *tool_faults(args),
-        *agent_faults(args),
+        *name_faults(args),
         *hub_faults(args),
         *known_faults,
         *trainer_faults(args, world),
@@ -155,7 +145,7 @@ def hub_faults(args: RlhfArguments) -> list[str]:
 
 
 def column_faults(args: RlhfArguments, *parts: Sequence[Row]) -> list[str]:
-    """Columns that a reward asks for by name and that some rows of `parts` lack."""
+    """Finds columns that a reward asks for by name and that some rows of `parts` lack."""
     columns = columns_of(*parts)
     own = sorted(columns - RESERVED - {"messages"})
     faults = []

@@ -21,14 +21,7 @@ from swift_r1.flags.rlhf import CheckArguments
 from swift_r1.launch.checks.environments import EnvironmentReport, check_environment, show_environment
 from swift_r1.launch.checks.golds import right_completions, unreadable_golds
 from swift_r1.launch.checks.model_folder import is_local
-from swift_r1.launch.checks.names import (
-    agent_faults,
-    reward_model_faults,
-    reward_name_faults,
-    scheduler_name_faults,
-    tool_faults,
-    why_no_agent,
-)
+from swift_r1.launch.checks.names import name_faults, why_no_agent
 from swift_r1.launch.checks.preflight import column_faults, data_notes
 from swift_r1.launch.checks.rewards import OF_EPISODES, RewardReport, try_rewards
 from swift_r1.launch.checks.sampler import sampler_faults
@@ -99,7 +92,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing found would break a run."""
+        """Says whether nothing found would break a run."""
         return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
 
     def to_json(self) -> dict[str, Any]:
@@ -132,68 +125,19 @@ def run_checks(args: CheckArguments) -> CheckReport:
     """Loads plugins and data, renders a prompt, calls the rewards. All faults are in the report."""
     report = CheckReport()
     try:
-        report.plugins = load_plugins(args.external_plugins)
-        register_dataset_info(args.custom_dataset_info)
-        if args.env is not None:
-            report.environment = check_environment(
-                args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S
-            )
-            if report.environment.faults:
-                raise UsageError(*report.environment.faults)
-            register_environment(args.env, args.env_args, args.reward_env)
-        names = args.called_rewards
-        if not names and not args.reward_model:
-            names = [name for plugin in report.plugins for name in plugin.orms]
-        args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += [
-            *reward_name_faults(args),
-            *reward_model_faults(args),
-            *scheduler_name_faults(args),
-            *tool_faults(args),
-            *agent_faults(args),
-        ]
-        registered = [name for plugin in report.plugins for name in plugin.agents if name != args.agent]
-        report.faults += [f"agents[{name!r}]: {why}" for name in registered if (why := why_no_agent(agents[name]))]
-        encoder = None
-        if args.model:
-            encoder = PromptEncoder(
-                _tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy
-            )
-            report.faults += template_faults(args, encoder) if args.calls_tools else []
-        sources = open_sources(args.dataset, use_hf=args.use_hf)
-        left_out = Drops()
-        rows = [row for source in sources for row in _rows(args, source, encoder, report, left_out)]
-        # All that a run would have, unless they are made, or read while it trains.
-        is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
-        parts: list[Sequence[Row]] = [rows]
-        if is_whole and all(one.ok for one in report.datasets):
-            data = load_rows(args.data_flags)
-            parts = [data.train, data.eval]
-            report.notes += data_notes(args, data)
-            report.notes += _notes_of_all(data, encoder, left_out)
-        more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
-        tried = [args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)]
-        for name in dict.fromkeys(tried) if rows else ():
-            report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
+        args = _register(args, report)
+        encoder = _encoder(args, report)
+        rows, parts = _read(args, report, encoder)
+        _try_samplers(args, report, rows)
         called = args.tools or [name for plugin in report.plugins for name in plugin.tools]
         if called and not report.faults:
             report.tools = try_tools(args, called)
-        rows = rows if args.dataset else [_MADE_UP_ROW]
-        if rows and args.plays_agent and args.env is None and not report.faults:
-            from swift_r1.launch.checks.agents import check_agent  # which needs torch
-
-            report.agent = check_agent(args, rows[0], right_completions(args.gold, report.plugins, names, rows[:1])[0])
-            report.faults += report.agent.faults
-        judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
-        lacking = column_faults(args, *(parts if args.dataset else [rows])) if rows and names else []
-        report.faults += lacking
-        if rows and names and not lacking:
-            golds = right_completions(args.gold, report.plugins, judged, rows)
-            prefix = encoder.response_prefix if encoder is not None else args.response_prefix
-            if judged and not report.faults:
-                report.notes += unreadable_golds(judged, parts[0] if args.dataset else rows, args)
-                report.rewards = try_rewards(args, judged, rows, golds, prefix)
-                report.right = golds[0]
+        if not args.dataset:
+            rows = [_MADE_UP_ROW]
+            parts = [rows]
+        if rows:
+            _play_agent(args, report, rows[0])
+            _call_rewards(args, report, rows, parts, encoder)
     except UsageError as error:
         report.faults += error.faults
     except RunFailed as error:  # of the process that agents are forked from
@@ -201,6 +145,105 @@ def run_checks(args: CheckArguments) -> CheckReport:
     if report.rewards and all(one.tells_right is False for one in report.rewards):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report
+
+
+def _register(args: CheckArguments, report: CheckReport) -> CheckArguments:
+    """Loads plugins, data sets and the environment, and looks up all names. Returns the arguments with the rewards to
+    try: those of the plugins where none are named. Raises UsageError."""
+    report.plugins = load_plugins(args.external_plugins)
+    register_dataset_info(args.custom_dataset_info)
+    if args.env is not None:
+        report.environment = check_environment(args.env, args.env_args, args.reward_env, args.num_rows, _ENVIRONMENT_S)
+        if report.environment.faults:
+            raise UsageError(*report.environment.faults)
+        register_environment(args.env, args.env_args, args.reward_env)
+    names = args.called_rewards
+    if not names and not args.reward_model:
+        names = [name for plugin in report.plugins for name in plugin.orms]
+    args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
+    report.faults += name_faults(args)
+    for plugin in report.plugins:
+        for name in plugin.agents:
+            why = why_no_agent(agents[name]) if name != args.agent else None
+            if why is not None:
+                report.faults.append(f"agents[{name!r}]: {why}")
+    return args
+
+
+def _encoder(args: CheckArguments, report: CheckReport) -> PromptEncoder | None:
+    """Returns what renders prompts, where there is a model; looks at its template. Raises UsageError."""
+    if not args.model:
+        return None
+    encoder = PromptEncoder(_tokenizer(args.model), Wording.of(args), longest_prompt(args), args.truncation_strategy)
+    if args.calls_tools:
+        report.faults += template_faults(args, encoder)
+    return encoder
+
+
+def _read(
+    args: CheckArguments, report: CheckReport, encoder: PromptEncoder | None
+) -> tuple[list[Row], list[Sequence[Row]]]:
+    """Reads the first rows of each dataset. Returns them, and all rows that a run would train on and hold out; the
+    first ones again where those are made, or read while it trains. Raises UsageError."""
+    sources = open_sources(args.dataset, use_hf=args.use_hf)
+    left_out = Drops()
+    rows = [row for source in sources for row in _rows(args, source, encoder, report, left_out)]
+    is_whole = rows and not args.streaming and not any(source.samples_itself for source in sources)
+    if not is_whole or not all(one.ok for one in report.datasets):
+        return rows, [rows]
+    data = load_rows(args.data_flags)
+    report.notes += data_notes(args, data)
+    report.notes += _notes_of_all(data, encoder, left_out)
+    return rows, [data.train, data.eval]
+
+
+def _try_samplers(args: CheckArguments, report: CheckReport, rows: Sequence[Row]) -> None:
+    """Tries the sampler that is named, and those of the plugins."""
+    if not rows:
+        return
+    more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
+    names = [args.prompt_sampler]
+    for plugin in report.plugins:
+        names += plugin.samplers
+    for name in dict.fromkeys(names):
+        report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
+
+
+def _play_agent(args: CheckArguments, report: CheckReport, row: Row) -> None:
+    """Plays one episode of the agent that is named, where nothing is wrong so far. Raises UsageError, RunFailed."""
+    if not args.plays_agent or args.env is not None or report.faults:
+        return
+    from swift_r1.launch.checks.agents import check_agent  # which needs torch
+
+    [gold] = right_completions(args.gold, report.plugins, args.reward_funcs, [row])
+    report.agent = check_agent(args, row, gold)
+    report.faults += report.agent.faults
+
+
+def _call_rewards(
+    args: CheckArguments,
+    report: CheckReport,
+    rows: Sequence[Row],
+    parts: Sequence[Sequence[Row]],
+    encoder: PromptEncoder | None,
+) -> None:
+    """Calls the rewards for the first rows, where `parts`, all rows, have the columns that they need. Raises
+    UsageError."""
+    names = args.reward_funcs
+    if not names:
+        return
+    lacking = column_faults(args, *parts)
+    report.faults += lacking
+    if lacking:
+        return
+    judged = [name for name in names if name not in OF_EPISODES]  # those judge episodes, and none is played here
+    golds = right_completions(args.gold, report.plugins, judged, rows)
+    if not judged or report.faults:
+        return
+    prefix = encoder.response_prefix if encoder is not None else args.response_prefix
+    report.notes += unreadable_golds(judged, parts[0], args)
+    report.rewards = try_rewards(args, judged, rows, golds, prefix)
+    report.right = golds[0]
 
 
 def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Drops) -> list[str]:
@@ -212,8 +255,10 @@ def _notes_of_all(data: LoadedData, encoder: PromptEncoder | None, left_out: Dro
         notes.append(
             f"{drops.broken:,} of all {drops.seen:,} rows are left out{', for example ' * bool(others)}{others}"
         )
-    if encoder is not None and encoder.truncation == "delete" and (long := len(encoder.too_long(data.train))):
-        notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
+    if encoder is not None and encoder.truncation == "delete":
+        long = len(encoder.too_long(data.train))
+        if long:
+            notes.append(f"{long:,} of all {len(data.train):,} training prompts left out: longer than {encoder.limit}")
     return notes
 
 
@@ -240,12 +285,19 @@ def _rows(
     if encoder is not None and len(rows) < len(tried) and not counted_later:
         problems.append(f"{len(tried) - len(rows)} of {len(tried)} prompts left out: longer than {encoder.limit}")
     if not tried:
-        filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
-        none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"
-        problems.insert(0, none)
-    columns = tuple(sorted({name for row in rows for name in row} - {"messages", "dataset", "prompt_id"}))
+        problems.insert(0, _why_none(drops))
+    names = {name for row in rows for name in row}
+    columns = tuple(sorted(names - {"messages", "dataset", "prompt_id"}))
     report.datasets.append(DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens))
     return rows
+
+
+def _why_none(drops: Drops) -> str:
+    """Says why a dataset has no row that can be used."""
+    if not drops.seen:
+        return "it has no rows"
+    filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
+    return f"none of the first {drops.seen} rows can be used{filtered}"
 
 
 def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
@@ -276,14 +328,7 @@ def show(report: CheckReport, console: Console) -> None:
     if report.environment is not None:
         show_environment(report.environment, console)
     for data in report.datasets:
-        tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
-        columns = ", ".join(data.columns) or "none"
-        tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
-        console.print(f"dataset {escape(data.name)}: {tried}")
-        # Exactly as it is: not wrapped, nothing in it is markup.
-        console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
-        for problem in data.problems:
-            console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+        _show_dataset(data, console)
     for note in report.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
     if report.agent is not None:
@@ -299,18 +344,35 @@ def show(report: CheckReport, console: Console) -> None:
         console.print(_rewards(report))
         if report.right is not None:
             console.print(f"right, of the first row: {escape(report.right)}", soft_wrap=True, highlight=False)
-    for one in report.rewards:
-        for problem in one.problems:
-            console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
+    for reward in report.rewards:
+        for problem in reward.problems:
+            style = "yellow" if reward.ok else "red"
+            console.print(f"{escape(reward.name)}: {escape(problem)}", style=style, soft_wrap=True)
     for fault in report.faults:
         console.print(escape(fault), style="red", soft_wrap=True)
-    notes = (
-        len(report.notes)
-        + sum(len(one.problems) for one in report.datasets)
-        + sum(len(one.problems) for one in report.rewards)
-    )
+    if not report.ok:
+        console.print("this would break a run", style="red")
+        return
+    notes = len(report.notes)
+    notes += sum(len(data.problems) for data in report.datasets)
+    notes += sum(len(reward.problems) for reward in report.rewards)
     good = f"all good, with {notes} note{'s' * (notes > 1)} above" if notes else "all good"
-    console.print(good if report.ok else "this would break a run", style="green" if report.ok else "red")
+    console.print(good, style="green")
+
+
+def _show_dataset(data: DatasetReport, console: Console) -> None:
+    """Prints what was tried of a dataset, its first prompt, and its problems."""
+    from rich.markup import escape
+
+    tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
+    columns = ", ".join(data.columns) or "none"
+    tried = f"tried {data.rows} rows, columns {escape(columns)}; first prompt{tokens}:"
+    console.print(f"dataset {escape(data.name)}: {tried}")
+    # Exactly as it is: not wrapped, nothing in it is markup.
+    console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
+    style = "yellow" if data.ok else "red"
+    for problem in data.problems:
+        console.print(f"  {escape(problem)}", style=style, soft_wrap=True)
 
 
 def _rewards(report: CheckReport) -> Table:

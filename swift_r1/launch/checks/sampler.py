@@ -12,6 +12,7 @@ from swift_r1.data.preprocessors import Row
 from swift_r1.data.sampler import Outcome, build_sampler
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.flags.rlhf import RlhfArguments
+from swift_r1.runtime.processes import handlers_kept
 
 _ROWS = 1000
 _ROUNDS = 6
@@ -55,13 +56,13 @@ def _deadline() -> Iterator[None]:
     def over(number: int, frame: FrameType | None) -> None:
         raise UsageError(f"no answer for {_SECONDS:g} s")
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with handlers_kept(signal.SIGALRM):
+        signal.signal(signal.SIGALRM, over)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _round(choices: Choices, number: int, count: int) -> list[int]:

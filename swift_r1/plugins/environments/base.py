@@ -42,7 +42,7 @@ class EnvironmentAgent(Agent):
 
     @abstractmethod
     async def play(self, client: Any, row: Row, own: Row) -> AgentResult:
-        """`Agent.run`. `own` is the row as the environment knows it."""
+        """Plays an episode, as `Agent.run`; `own` is the row as the environment knows it."""
 
     async def run(self, client: Any, row: Row) -> AgentResult:
         seed_generators(str(row.get("prompt_id", "")))
@@ -76,8 +76,8 @@ def seed_of(row: Row) -> int:
 
 
 def seed_generators(text: str) -> None:
-    """Environments that draw from Python's or numpy's global generators have the same rows in each process, and begin
-    all episodes of a group alike."""
+    """Seeds Python's and numpy's global generators: environments that draw from them have the same rows in each
+    process, and begin all episodes of a group alike."""
     import numpy as np
 
     random.seed(text)

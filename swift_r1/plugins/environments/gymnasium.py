@@ -52,7 +52,10 @@ class GymnasiumAgent(EnvironmentAgent):
         most = environment.spec.max_episode_steps or _TURNS
         rewards: list[float] = []
         result = {"steps": 0, "invalid_actions": 0, "terminated": False, "truncated": False}
-        while len(rewards) < most and (message := await chat.turn()) is not None:
+        while len(rewards) < most:
+            message = await chat.turn()
+            if message is None:
+                break
             action = _action(message["content"], actions)
             if action is None:
                 result["invalid_actions"] += 1
@@ -104,7 +107,7 @@ def _actions(environment: Any, names: list[str] | None) -> list[str] | None:
     if not isinstance(space, spaces.Discrete):
         raise UsageError(f"{where}: its actions are {space}, which nobody writes; Discrete and Text can be played")
     if environment.render_mode != "ansi" and not _readable(environment.observation_space):
-        raise UsageError(f"{where}: its observations are {environment.observation_space}, which is no text")
+        raise UsageError(f"{where}: its observations are {environment.observation_space}, which is not text")
     count = int(space.n)
     if names is not None and len(names) != count:
         raise UsageError(f"{where}: --env_args has {len(names)} actions, the environment {count}")
@@ -183,7 +186,7 @@ def _text(environment: Any, observation: Any) -> str:
 
 
 def _plain(styled: re.Match[str]) -> str:
-    """Text with a background in brackets, which is where the player is; other colours by their name."""
+    """Puts text with a background, which is where the player is, in brackets, and names other colours."""
     codes = [int(code) for code in styled["style"].split(";") if code]
     text = styled["text"]
     if any(40 <= code < 48 for code in codes):

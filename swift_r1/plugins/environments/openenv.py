@@ -63,7 +63,10 @@ class OpenEnvAgent(EnvironmentAgent):
                 return _text(last) or "done"
 
             failed = 0
-            while not last.get("done") and chat.ended is None and (message := await chat.turn()) is not None:
+            while not last.get("done") and chat.ended is None:
+                message = await chat.turn()
+                if message is None:
+                    break
                 rewards.append(0.0)
                 if reply is not None:
                     try:
@@ -183,7 +186,8 @@ def _text(answer: Mapping[str, Any]) -> str:
         message = (observation.get("metadata") or {}).get("message")
         return message if isinstance(message, str) else ""
     result = shown.get("result")
-    if isinstance(result, dict) and isinstance(parts := result.get("content"), list):  # of an MCP tool
+    parts = result.get("content") if isinstance(result, dict) else None
+    if isinstance(result, dict) and isinstance(parts, list):  # of an MCP tool
         text = "\n".join(part.get("text", "") for part in parts if isinstance(part, dict))
         if result.get("is_error"):
             raise RuntimeError(text)

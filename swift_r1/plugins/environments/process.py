@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
@@ -24,6 +23,7 @@ from swift_r1.plugins.environments.kinds import KINDS
 from swift_r1.runtime.processes import end_with_parent, leave
 from swift_r1.workers.confine import confine
 from swift_r1.workers.killing import end_group, end_marked, end_whole
+from swift_r1.workers.process import SupervisedProcess
 
 ROWS_SECONDS = 1800.0
 """For an environment to load and give its rows; it may download them."""
@@ -50,10 +50,13 @@ def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str,
     sees although they look like secrets (`confine`), as episodes do."""
     # Files, not pipes: what the environment has started and left would hold those open.
     mark = secrets.token_hex(8)
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as output:
         command = [sys.executable, "-m", __spec__.name]
         environ = {"PYTHONHASHSEED": "0", **os.environ}  # rows out of a set are in the same order in each process
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environ)
+        # It makes a group of its own, as all that is confined.
+        process = SupervisedProcess(
+            command, environ, keeps_errors=True, start_new_session=False, stdin=subprocess.PIPE, stdout=output
+        )
         try:
             process.communicate(json.dumps({**request, "mark": mark}).encode(), seconds)
         except subprocess.TimeoutExpired:
@@ -67,13 +70,10 @@ def _answers(request: Mapping[str, Any], seconds: float) -> tuple[list[dict[str,
             end_marked(mark)
         output.seek(0)
         lines = [json.loads(line) for line in output if line.endswith(b"}\n")]
-        errors.seek(0)
-        printed = errors.read().decode(errors="replace")
     fault = next((line["fault"] for line in lines if "fault" in line), None)
     if fault is None and code != 0:
-        [end] = deque(printed.strip().splitlines() or ["it wrote nothing"], 1)
         ending = f"did not end within {seconds:g} s" if code is None else f"ended with code {code}"
-        fault = f"--env {request['spec']}: its process {ending}; its last line: {end[:300]}"
+        fault = f"--env {request['spec']}: its process {ending}; its last line: {process.last_line('it wrote nothing')}"
     return [line for line in lines if "fault" not in line], fault
 
 

@@ -15,7 +15,7 @@ ENV_DATASET = "env"
 
 
 def register_environment(spec: str, args: Mapping[str, Any], kept: Sequence[str] = ()) -> None:
-    """`#N` takes N of the rows, or makes as many; `kept` is `--reward_env`. Raises UsageError as `adapter`."""
+    """Registers `--env`: `#N` takes N of its rows, or makes as many; `kept` is `--reward_env`. Raises as `adapter`."""
     agents[spec] = adapter(spec, args)
 
     def load(split: str, count: int | None) -> Iterator[Row]:

@@ -40,7 +40,7 @@ class ScriptedModel:
 
     @contextmanager
     def client(self) -> Iterator[AsyncOpenAI]:
-        """A client of `serve`."""
+        """Yields a client of `serve`."""
         from openai import AsyncOpenAI
 
         with self.serve() as url:
@@ -48,7 +48,7 @@ class ScriptedModel:
 
     @contextmanager
     def serve(self) -> Iterator[str]:
-        """The address, on loopback, that is this model's as long as the context lasts."""
+        """Yields the address, on loopback, that is this model's as long as the context lasts."""
         model = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -106,12 +106,14 @@ class TrlAgent(EnvironmentAgent):
             return str(await _awaited(tools[name](**arguments)))
 
         calls = failed = rounds = 0
-        while (message := await chat.turn()) is not None and message.get("tool_calls") and chat.ended is None:
+        message = await chat.turn()
+        while message is not None and message.get("tool_calls") and chat.ended is None:
             if rounds == given.most_calls:
                 break
             rounds += 1
             calls += len(message["tool_calls"])
             failed += await chat.call(message, answer)
+            message = await chat.turn()
         rewards = await _rewards(given, environment, prompt, chat.messages[len(prompt) :], own)
         return {**rewards, "tool_calls_made": float(calls), "tool_calls_failed": float(failed)}
 
@@ -119,7 +121,7 @@ class TrlAgent(EnvironmentAgent):
 async def _rewards(
     given: Given, environment: Any, prompt: list[Message], completion: list[Message], own: Row
 ) -> dict[str, Any]:
-    """`reward` and its parts; a part without an opinion is None."""
+    """Returns `reward` and its parts; a part without an opinion is None."""
     parts: dict[str, float | None] = {}
     total: list[float] = []
     columns = {name: [value] for name, value in own.items() if name not in ("prompt", "completion")}
@@ -197,7 +199,7 @@ def _loaded(name: str, args: Mapping[str, Any]) -> Given:
 
 
 def _class(path: str, attribute: str) -> Any:
-    """`attribute` of a file or module."""
+    """Returns `attribute` of a file or module."""
     if path.endswith(".py"):
         if not os.path.isfile(path):
             raise UsageError(f"--env trl:{path}:{attribute}: there is no file {path} (looked in {os.getcwd()})")
@@ -288,7 +290,7 @@ def _has_trl() -> bool:
 
 @contextmanager
 def _trl_replaced() -> Iterator[None]:
-    """Meanwhile stand-ins are in the place of TRL's trainers, and of all of TRL where it is not installed."""
+    """Puts stand-ins in the place of TRL's trainers meanwhile, and of all of TRL where it is not installed."""
     replaced = _TRAINERS if _has_trl() else (*_TRAINERS, "trl", "trl.trainer", "trl.experimental")
     before = {name: sys.modules.pop(name, None) for name in replaced}
     sys.modules.update({name: _StandIn(name) for name in replaced})
@@ -304,7 +306,7 @@ def _trl_replaced() -> Iterator[None]:
 
 
 def _forget_trainers() -> None:
-    """TRL's packages keep what they have looked up in their modules."""
+    """Forgets what TRL's packages have looked up in their modules."""
     for module in [sys.modules[name] for name in ("trl", "trl.trainer") if name in sys.modules]:
         for attribute in ("GRPOTrainer", "GRPOConfig"):
             vars(module).pop(attribute, None)
@@ -327,7 +329,7 @@ class _StandIn(ModuleType):
 
 @cache
 def _unchecked_config() -> type:
-    """TRL's own configuration, whose fields its parser of command lines reads, without its look at GPUs."""
+    """Returns TRL's own configuration, whose fields its parser of command lines reads, without its look at GPUs."""
     ours = sys.modules.pop(_CONFIG)
     try:
         own = importlib.import_module(_CONFIG).GRPOConfig

@@ -16,6 +16,7 @@ from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins.agents import AgentResult
 from swift_r1.plugins.environments.base import ENV_ROW, EnvironmentAgent, Row, Script
 from swift_r1.plugins.environments.chat import MODEL, is_limit
+from swift_r1.runtime.processes import handlers_kept
 
 
 class VerifiersAgent(EnvironmentAgent):
@@ -34,7 +35,8 @@ class VerifiersAgent(EnvironmentAgent):
             if not hasattr(verifiers, "load_environment"):
                 has = f"verifiers {verifiers.__version__} has no load_environment"
                 raise UsageError(f"{where}: {has}: pip install 'swift-r1[verifiers]'")
-            with _signals_kept(), _silent("verifiers"):
+            # Environments put handlers of their own in the place of this process's.
+            with handlers_kept(signal.SIGINT, signal.SIGTERM), _silent("verifiers"):
                 try:
                     loaded = verifiers.load_environment(cls.name, **cls.args)
                 except (Exception, SystemExit) as error:
@@ -113,20 +115,8 @@ def _cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Environments put handlers of their own in the place of this process's."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """What is logged there is in the error that is raised."""
+    """Silences a logger: what it would say is in the error that is raised."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -147,7 +137,7 @@ class _Errors(logging.Handler):
 
 @contextlib.contextmanager
 def _raising(name: str) -> Iterator[None]:
-    """A reward function that raises is 0 to its rubric, with a line in the log; here it is an error."""
+    """Raises what a reward function has raised, which is 0 to its rubric, with a line in the log."""
     logger = logging.getLogger(name)
     errors = _Errors()
     logger.addHandler(errors)

@@ -14,8 +14,7 @@ from typing import Any, Literal, get_type_hints
 
 from swift_r1.data.tool_registry import tools
 from swift_r1.errors import UsageError, describe, one_line
-from swift_r1.rewards.types import RewardFlags
-from swift_r1.workers.worker import become_worker, guarded
+from swift_r1.workers.worker import guarded
 
 Outcome = Literal["answer", "error", "timeout", "unknown", "unread"]
 
@@ -39,15 +38,10 @@ class ToolAnswer:
     cause: str | None = None
 
 
-def start_worker(args: RewardFlags, load: Callable[[], object], mark: str, watchdog: str) -> None:
-    """Makes this process a worker with the tools that `load` registers. What it fails to is missing in
-    `registered`."""
-
-    def load_tools() -> None:
-        with suppress(UsageError):
-            load()
-
-    become_worker(mark, watchdog, load_tools, args.reward_env, args.reward_memory_limit)
+def load_tools(load: Callable[[], object]) -> None:
+    """Calls `load`, which registers tools in a worker. What it fails to is missing in `registered`."""
+    with suppress(UsageError):
+        load()
 
 
 def registered() -> list[str]:

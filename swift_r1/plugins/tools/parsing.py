@@ -117,7 +117,7 @@ class ToolCallParser:
             from vllm.tool_parsers import ToolParserManager
         except ImportError as error:
             raise UsageError(f"tool calls are parsed by vLLM, which is not installed here ({error})") from error
-        # A call that is no JSON is the model's doing, and no error of the program with a traceback.
+        # A call that is not JSON is the model's doing, and no error of the program with a traceback.
         for place in ("vllm.tool_parsers", "vllm.parser"):
             logging.getLogger(place).setLevel(logging.CRITICAL)
         known = ToolParserManager.list_registered()

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Self
 
 from swift_r1.errors import UsageError
-from swift_r1.plugins.tools.calling import ToolAnswer, call_tool, registered, start_worker
+from swift_r1.plugins.tools.calling import ToolAnswer, call_tool, load_tools, registered
 from swift_r1.plugins.tools.parsing import ToolCall
 from swift_r1.rewards.types import RewardFlags
 from swift_r1.workers.pool import NoAnswer, WorkerPool
@@ -36,7 +36,14 @@ class ToolPool:
     """
 
     def __init__(self, args: RewardFlags, limits: ToolLimits, load: Callable[[], object]) -> None:
-        self._workers = WorkerPool("tool", int(args.reward_num_workers), partial(start_worker, args, load), registered)
+        self._workers = WorkerPool(
+            "tool",
+            int(args.reward_num_workers),
+            partial(load_tools, load),
+            registered,
+            args.reward_env,
+            args.reward_memory_limit,
+        )
         self._limits = limits
         self._memory = float(args.reward_memory_limit)
         self._warned: set[str] = set()
@@ -69,7 +76,7 @@ class ToolPool:
             self._worked = time.monotonic()
 
     def worked(self) -> float:
-        """When a call was under way last, by the monotonic clock."""
+        """Returns when a call was under way last, by the monotonic clock."""
         return time.monotonic() if self.running else self._worked
 
     async def _answer(self, call: ToolCall, names: Collection[str]) -> ToolAnswer:

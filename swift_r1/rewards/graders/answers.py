@@ -116,7 +116,7 @@ def tidied(text: str) -> str:
     text = text.replace("{,}", ",").replace("$", "").replace("%", "").replace("~", " ")
     text = " ".join(text.replace("<=", "\\le ").replace(">=", "\\ge ").split())
     if " " in text:
-        text = _GROUPED.sub(lambda found: found[0].replace(" ", ""), text)
+        text = _GROUPED.sub(lambda number: number[0].replace(" ", ""), text)
     if "{" in text:
         text = _SINGLE.sub(r"\1\2", text)
         if text[0] == "{" and closing(text, 0) == len(text) - 1:
@@ -126,23 +126,23 @@ def tidied(text: str) -> str:
     text = text.removesuffix(".").strip()
     if text.endswith((".}", ". }")):  # \text{east.}
         text = text[: text.rindex(".")] + "}"
-    found = _NUMBER_IN_TEXT.fullmatch(text)
-    return text if found is None else found[1].strip()
+    number = _NUMBER_IN_TEXT.fullmatch(text)
+    return text if number is None else number[1].strip()
 
 
-def _spelling_of(found: re.Match[str]) -> str:
-    if found["gone"]:
+def _spelling_of(match: re.Match[str]) -> str:
+    if match["gone"]:
         return ""
-    return "\\\\" if found["line"] else _SPELLINGS.get(found[0], found[0])
+    return "\\\\" if match["line"] else _SPELLINGS.get(match[0], match[0])
 
 
 def without_unit(text: str) -> tuple[str, str]:
     """Returns a tidied text without its unit, and the unit in lower case and singular; "" where there is none."""
     for pattern in (_UNIT, _PLAIN_UNIT):
-        found = pattern.search(text)
-        if found and found.start() > 0 and found[1].strip().lower() not in _NO_UNIT:
-            power = re.sub(r"[^0-9-]", "", found[2] or "")
-            value = text[: found.start()].strip()
+        match = pattern.search(text)
+        if match and match.start() > 0 and match[1].strip().lower() not in _NO_UNIT:
+            power = re.sub(r"[^0-9-]", "", match[2] or "")
+            value = text[: match.start()].strip()
             if value[-1:] not in ("", ",", "="):
-                return value, found[1].strip().lower().rstrip("s") + power
+                return value, match[1].strip().lower().rstrip("s") + power
     return text, ""

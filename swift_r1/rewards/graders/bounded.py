@@ -26,20 +26,23 @@ class Unreadable(ValueError):
 
 
 def close(a: Value, b: Value) -> bool:
+    """Says whether two values are equal: exactly where both are exact, else to 48 digits."""
     a, b = _alike(a, b)
     return a == b if isinstance(a, Fraction) else bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
 
 
 def real(value: Value) -> Value:
+    """Returns a value in 60 digits; one that is not exact stays as it is."""
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
 def _alike(a: Value, b: Value) -> tuple[Value, Value]:
-    """Both exact, or neither."""
+    """Returns the two values, both exact or neither."""
     return (a, b) if isinstance(a, Fraction) and isinstance(b, Fraction) else (real(a), real(b))
 
 
 def bounded(value: Value) -> Value:
+    """Returns the value. Raises Unreadable where it is too large."""
     if isinstance(value, Fraction):
         if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
             raise Unreadable("number too large")
@@ -48,14 +51,16 @@ def bounded(value: Value) -> Value:
     return value
 
 
-def _bounded(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+def _checked(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     return lambda a, b: bounded(operation(*_alike(a, b)))
 
 
-add, subtract, multiply, divide = map(_bounded, (operator.add, operator.sub, operator.mul, operator.truediv))
+add, subtract, multiply, divide = map(_checked, (operator.add, operator.sub, operator.mul, operator.truediv))
 
 
 def power(base: Value, exponent: Value) -> Value:
+    """Returns the power, exact where a fraction has a whole exponent. Raises Unreadable: it is too large, or has no
+    value."""
     if isinstance(exponent, Fraction) and abs(exponent) > MAX_EXPONENT:
         raise Unreadable("exponent too large")
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
@@ -65,6 +70,7 @@ def power(base: Value, exponent: Value) -> Value:
         return base**exponent.numerator
     if isinstance(base, Fraction) and exponent == Fraction(1, 2):
         return root(base, Fraction(2))
+
     base = real(base)
     exponent = real(exponent)
     if base == 0:
@@ -77,6 +83,7 @@ def power(base: Value, exponent: Value) -> Value:
 
 
 def root(value: Value, index: Value) -> Value:
+    """Returns the root of an exact index. Raises Unreadable: the index is another, or the root too large."""
     if index == 3 and isinstance(value, Fraction) and value < 0:  # the real root
         return -power(-value, Fraction(1, 3))
     if not isinstance(index, Fraction) or index == 0:
@@ -87,11 +94,12 @@ def root(value: Value, index: Value) -> Value:
 
 
 def factorial(value: Value) -> Value:
+    """Returns the factorial of a whole number up to `MAX_FACTORIAL`. Raises Unreadable for any other value."""
     if not is_small_whole(value):
         raise Unreadable("factorial out of bounds")
     return Fraction(math.factorial(int(value)))
 
 
 def is_small_whole(value: Value) -> bool:
-    """From 0 to `MAX_FACTORIAL`."""
+    """Says whether a value is a whole number from 0 to `MAX_FACTORIAL`."""
     return isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= MAX_FACTORIAL

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 
 from mpmath.libmp.libhyper import NoConvergence
 
@@ -66,41 +67,54 @@ def equal(given: str, right: str) -> bool:
 def contradict(given: str, right: str) -> bool:
     r"""Returns whether two tidied answers differ by what the library drops: the unit, the name behind a number, a
     letter's case, the brackets of a pair, an interval or a set."""
-    units = without_unit(given)[1], without_unit(right)[1]
-    words = _last_word(given), _last_word(right)
-    if all(units) or all(words):
-        return units[0] != units[1] if all(units) else sorted(words[0]) != sorted(words[1])  # 2xy is 2yx
-    if not _MULTIPLIERS.isdisjoint(words):
+    unit = without_unit(given)[1]
+    right_unit = without_unit(right)[1]
+    if unit and right_unit:
+        return unit != right_unit
+    word = _last_word(given)
+    right_word = _last_word(right)
+    if word and right_word:
+        return sorted(word) != sorted(right_word)  # 2xy is 2yx
+    if word in _MULTIPLIERS or right_word in _MULTIPLIERS:
         return True
-    inner = [_inside(text) for text in _without_name(given, right)]
-    if inner[0] is None or inner[1] is None or inner[0][0] == inner[1][0]:
+
+    given, right = _without_name(given, right)
+    brackets, inner = _inside(given)
+    right_brackets, right_inner = _inside(right)
+    if not brackets or not right_brackets or brackets == right_brackets:
         return False
-    return any(len(_parts(part[1])) > 1 for part in inner if part is not None)
+    return len(_parts(inner)) > 1 or len(_parts(right_inner)) > 1
 
 
 def _last_word(text: str) -> str:
     """Returns the word after a number, or that is all of a text; in lower case, except a letter."""
-    found = _LAST_WORD.fullmatch(_WORDS.sub(r"\1", text))
-    if found is None:
+    match = _LAST_WORD.fullmatch(_WORDS.sub(r"\1", text))
+    if match is None:
         return ""
-    return found[1] if len(found[1]) == 1 else found[1].lower().rstrip("s")
+    return match[1] if len(match[1]) == 1 else match[1].lower().rstrip("s")
 
 
 def same_words(given: str, right: str) -> bool:
-    r"""Answers in words: \text{East} is east, and \text{(B)} is B."""
+    r"""Returns whether an answer is the gold answer in words: \text{East} is east, and \text{(B)} is B."""
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
-    plain = [_WORDS.sub(r"\1", text).replace(" ", "") for text in (given, right)]
-    plain = [text[1:-1] if re.fullmatch(r"\([A-Za-z]\)", text) else text for text in plain]
-    if not plain[0] or not plain[0].replace("(", "").replace(")", "").isalpha():
+    word = _bare_word(given)
+    right_word = _bare_word(right)
+    if not word.replace("(", "").replace(")", "").isalpha():
         return False
     if "\\text" in right or "\\text" in given:
-        return plain[0].casefold() == plain[1].casefold()
-    return plain[0] == plain[1]
+        return word.casefold() == right_word.casefold()
+    return word == right_word
+
+
+def _bare_word(text: str) -> str:
+    """Returns a text without LaTeX's commands for words, blanks, and brackets around a single letter."""
+    word = _WORDS.sub(r"\1", text).replace(" ", "")
+    return word[1:-1] if re.fullmatch(r"\([A-Za-z]\)", word) else word
 
 
 def _without_name(given: str, right: str) -> tuple[str, str]:
-    """`x = 5` answers 5, for one letter (and f(x), and (x, y)); where both are named, the names count."""
+    """Takes the name off an answer where the other has none: `x = 5` answers 5, for one letter, f(x), and (x, y)."""
     named_given = _NAME.fullmatch(given)
     named_right = _NAME.fullmatch(right)
     if named_given and not _RELATION.search(right) and not _RELATION.search(named_given[2]):
@@ -111,93 +125,116 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
 
 
 def _without_degrees(text: str) -> str:
-    found = _DEGREES.fullmatch(text) if text.endswith("\\circ") else None
-    return text if found is None else found[1]
+    """Returns the number of an angle in degrees, and any other text as it is."""
+    match = _DEGREES.fullmatch(text) if text.endswith("\\circ") else None
+    return text if match is None else match[1]
 
 
 def _equal_values(given: str, right: str, budget: int) -> bool:
-    (given, given_unit), (right, right_unit) = without_unit(given), without_unit(right)
-    if given_unit and right_unit and given_unit != right_unit:
+    """Returns whether two texts have equal values; `budget` is how many parts they may be cut into."""
+    given, unit = without_unit(given)
+    right, right_unit = without_unit(right)
+    if unit and right_unit and unit != right_unit:
         return False
     given, right = map(_without_degrees, _without_name(given, right))
     if same_text(given, right):
         return True
     if budget <= 0:
         return False
-    literal = _literal(right)
-    if literal is not None:  # one number, so the answer has to be one
+
+    number = _literal(right)
+    if number is not None:  # one number, so the answer has to be one
         mine = _literal(given)
         if mine is not None or _WHOLE.fullmatch(right):
-            return mine == literal
+            return mine == number
     if "\\cup" in right or "\\cup" in given:
         return _same_set(given.split("\\cup"), right.split("\\cup"), budget)
-    mine_over = _fraction(given)
-    right_over = _fraction(right)
-    if mine_over and right_over and Fraction(*mine_over) == Fraction(*right_over):
-        return mine_over == right_over or Fraction(*mine_over).denominator == mine_over[1]  # in lowest terms
-    matrices = _matrix(given), _matrix(right)
-    if matrices[0] and matrices[1]:
-        (form, cells), (right_form, right_cells) = matrices[0], matrices[1]
+
+    fraction = _fraction(given)
+    right_fraction = _fraction(right)
+    if fraction and right_fraction and Fraction(*fraction) == Fraction(*right_fraction):
+        return fraction == right_fraction or Fraction(*fraction).denominator == fraction[1]  # in lowest terms
+
+    form, cells = _matrix(given)
+    right_form, right_cells = _matrix(right)
+    if form and right_form:
         return form == right_form and _same_list(cells, right_cells, budget)
-    (items, is_set), (right_items, right_is_set) = _members(given), _members(right)
+
+    items, is_set = _members(given)
+    right_items, right_is_set = _members(right)
     if is_set or right_is_set:
         return _same_set(items, right_items, budget)
     if len(items) > 1 or len(right_items) > 1:
         return _same_list(items, right_items, budget)
-    inner = _inside(given), _inside(right)
-    if inner[0] and inner[1] and inner[0][0] == inner[1][0]:
-        parts = _parts(inner[0][1]), _parts(inner[1][1])
-        if len(parts[0]) > 1 or len(parts[1]) > 1 or "[" in inner[0][0] or "]" in inner[0][0]:
-            return _same_list(*parts, budget)
-    elif any(part and len(_parts(part[1])) > 1 for part in inner):
+
+    brackets, inner = _inside(given)
+    right_brackets, right_inner = _inside(right)
+    parts = _parts(inner)
+    right_parts = _parts(right_inner)
+    several = len(parts) > 1 or len(right_parts) > 1
+    if brackets and brackets == right_brackets:
+        if several or "[" in brackets or "]" in brackets:
+            return _same_list(parts, right_parts, budget)
+    elif several:
         return False  # a pair is not an interval of another kind
-    relations = _RELATION.findall(given), _RELATION.findall(right)
-    if relations[0] or relations[1]:
-        sides = _RELATION.split(given), _RELATION.split(right)
-        turned = [_TURNED.get(sign) for sign in reversed(relations[0])]  # 2 < x is x > 2
-        return (relations[0] == relations[1] and _same_list(*sides, budget)) or (
-            turned == relations[1] and _same_list(sides[0][::-1], sides[1], budget)
-        )
-    return _same_value(given, right)
+
+    signs = _RELATION.findall(given)
+    right_signs = _RELATION.findall(right)
+    if not signs and not right_signs:
+        return _same_value(given, right)
+    sides = _RELATION.split(given)
+    right_sides = _RELATION.split(right)
+    if signs == right_signs and _same_list(sides, right_sides, budget):
+        return True
+    turned = [_TURNED.get(sign) for sign in reversed(signs)]  # 2 < x is x > 2
+    return turned == right_signs and _same_list(sides[::-1], right_sides, budget)
 
 
 def _members(text: str) -> tuple[list[str], bool]:
-    r"""Returns what a list or a set in `\{ \}` holds, and whether its order does not count; an item with `\pm` is
-    two."""
-    inner = _inside(text) if text.startswith("\\{") else None
-    parts = _parts(text if inner is None else inner[1])
+    r"""Returns what a list or a set in `\{ \}` holds, and whether it is a set, whose order does not count.
+
+    An item with `\pm` is two, and makes it a set.
+    """
+    brackets, inner = _inside(text)
+    is_set = brackets.startswith("\\")
+    parts = _parts(inner if is_set else text)
     if "\\pm" not in text and "\\mp" not in text:
-        return parts, inner is not None
+        return parts, is_set
     items = []
     for part in parts:
         upper = part.replace("\\pm", "+").replace("\\mp", "-")
-        items += [upper] if upper == part else [upper, part.replace("\\pm", "-").replace("\\mp", "+")]
+        items.append(upper)
+        if upper != part:
+            items.append(part.replace("\\pm", "-").replace("\\mp", "+"))
     return items, True
 
 
-def _matrix(text: str) -> tuple[tuple[str | int, ...], list[str]] | None:
-    """Its form ("v" for a determinant, "" for round or square brackets; length of each row) and its cells."""
-    found = _MATRIX.fullmatch(text) if "\\begin" in text else None
-    if found is None:
-        return None
-    rows = [row.split("&") for row in found[2].strip().removesuffix("\\\\").split("\\\\")]
-    kind = found[1][0] if found[1][0] in "vVB" else ""
-    return (kind, *map(len, rows)), [cell for row in rows for cell in row]
+def _matrix(text: str) -> tuple[tuple[str | int, ...], list[str]]:
+    """Returns a matrix's form ("v" for a determinant, "" for round or square brackets; length of each row) and its
+    cells; both are empty where a text is none."""
+    match = _MATRIX.fullmatch(text) if "\\begin" in text else None
+    if match is None:
+        return (), []
+    rows = [row.split("&") for row in match[2].strip().removesuffix("\\\\").split("\\\\")]
+    kind = match[1][0] if match[1][0] in "vVB" else ""
+    return (kind, *map(len, rows)), list(chain(*rows))
 
 
 def _same_list(given: list[str], right: list[str], budget: int) -> bool:
+    """Returns whether two lists are equal, part by part; `budget` is how many parts they may have."""
     if len(given) != len(right) or len(right) > budget:
         return False
     return all(_equal_values(a.strip(), b.strip(), budget // 2) for a, b in zip(given, right, strict=True))
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:
-    """Equal in any order; members are limited, since every pair may be compared."""
+    """Returns whether two sets are equal, in any order; members are limited, since every pair may be compared."""
     if len(given) != len(right) or len(right) > min(MAX_MEMBERS, budget):
         return False
     left = [text.strip() for text in right]
     for text in given:
-        match = next((item for item in left if _equal_values(text.strip(), item, budget // 2)), None)
+        equal_ones = (item for item in left if _equal_values(text.strip(), item, budget // 2))
+        match = next(equal_ones, None)
         if match is None:
             return False
         left.remove(match)
@@ -205,13 +242,18 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_value(given: str, right: str) -> bool:
-    """Exactly where both are rational, else to 48 digits, at every point that both have."""
+    """Returns whether two expressions are equal, exactly where both are rational, else to 48 digits, at every point
+    that both have."""
     try:
-        found = values(given), values(right)
+        mine = values(given)
+        wanted = values(right)
     except Unreadable:
         return False
-    longest = max(map(len, found))
-    return all(map(close, *(one * longest if len(one) == 1 else one for one in found)))
+    if len(mine) == 1:  # without variables: the same at every point
+        mine *= len(wanted)
+    if len(wanted) == 1:
+        wanted *= len(mine)
+    return all(map(close, mine, wanted))
 
 
 @lru_cache(maxsize=4096)
@@ -219,51 +261,54 @@ def values(text: str) -> tuple[Value, ...]:
     """Returns the expression's value at each point, one without variables; raises Unreadable, and nothing else, on any
     text."""
     read = tokens(text)
-    found: list[Value] = []
+    # How many points are wanted is known when the first is read.
+    at_points: list[Value] = []
     wanted = 1
-    while len(found) < wanted:
-        reader = ExpressionReader(read, len(found) + 1)
+    while len(at_points) < wanted:
+        reader = ExpressionReader(read, len(at_points) + 1)
         try:
-            found.append(reader.whole())
+            at_points.append(reader.whole())
         except (ZeroDivisionError, OverflowError, NoConvergence, TypeError) as error:
             raise Unreadable(str(error)) from error
         if reader.variables:
             wanted = POINTS_ROUNDED if reader.rounded else POINTS
-    return tuple(found)
+    return tuple(at_points)
 
 
 def _literal(text: str) -> Fraction | None:
     """Returns a number written as one: sign, digits with or without thousands commas, decimals, power of ten."""
-    found = _LITERAL.fullmatch(text)
-    if found is None or len(text) > 200:
+    match = _LITERAL.fullmatch(text)
+    if match is None or len(text) > 200:
         return None
-    value = Fraction(found[2].replace(",", ""))
-    power = int(found[3] or found[4] or found[5] or 0)
-    return (-value if found[1] == "-" else value) * Fraction(10) ** power
+    value = Fraction(match[2].replace(",", ""))
+    power = int(match[3] or match[4] or match[5] or 0)
+    return (-value if match[1] == "-" else value) * Fraction(10) ** power
 
 
 def _fraction(text: str) -> tuple[int, int] | None:
-    """Numerator and denominator of a fraction of whole numbers, as they are written."""
-    found = _FRACTION.fullmatch(text)
-    if found is None or len(text) > 200:
+    """Returns numerator and denominator of a fraction of whole numbers, as they are written; the latter is above 0."""
+    match = _FRACTION.fullmatch(text)
+    if match is None or len(text) > 200:
         return None
-    numerator, denominator = (int(a or b or c) for a, b, c in (found.group(2, 3, 6), found.group(4, 5, 7)))
-    numerator = -numerator if found[1] else numerator
+    numerator = int(match[2] or match[3] or match[6])
+    denominator = int(match[4] or match[5] or match[7])
     if denominator == 0:
         return None
-    return (numerator, denominator) if denominator > 0 else (-numerator, -denominator)
+    if bool(match[1]) != (denominator < 0):
+        numerator = -numerator
+    return numerator, abs(denominator)
 
 
-def _inside(text: str) -> tuple[str, str] | None:
-    r"""Returns the brackets around a whole text, and what they hold: "()", "[)", "\{\}"."""
+def _inside(text: str) -> tuple[str, str]:
+    r"""Returns the brackets around a whole text ("()", "[)", "\{\}"), and what they hold; "" and the text without."""
     width = 2 if text.startswith("\\{") else 1
     if len(text) < 2 * width or text[-width:] not in _PAIRS.get(text[:width], ()):
-        return None
+        return "", text
     depth = 0
-    for found in _BRACKET.finditer(text):
-        depth += 1 if found[0] in _PAIRS else -1
-        if depth == 0 and found.end() < len(text):
-            return None  # (a)(b)
+    for bracket in _BRACKET.finditer(text):
+        depth += 1 if bracket[0] in _PAIRS else -1
+        if depth == 0 and bracket.end() < len(text):
+            return "", text  # (a)(b)
     return text[:width] + text[-width:], text[width:-width]
 
 
@@ -272,6 +317,7 @@ def _parts(text: str) -> list[str]:
     text = _JOIN.sub(",", text)
     if "," not in text and ";" not in text:
         return [text.strip()]
+
     parts = []
     depth = 0
     start = 0
@@ -291,12 +337,13 @@ def _parts(text: str) -> list[str]:
             parts.append(text[start:index].strip())
             start = index + 1
         index += 1
+
     parts.append(text[start:].strip())
     return [part for part in parts if part] or [""]
 
 
 def same_text(given: str, right: str) -> bool:
-    """Equal except for spaces, and not empty; a space between two digits counts."""
+    """Returns whether two texts are equal except for spaces, and not empty; a space between two digits counts."""
     if given == right:
         return bool(given)
     return bool(given) and _FREE_SPACE.sub("", given) == _FREE_SPACE.sub("", right)

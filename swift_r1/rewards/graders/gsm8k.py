@@ -79,13 +79,15 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
     slot = _slot(completion)
     if slot is not None:
         return _only_number(slot), True
+
     # From the end, in growing pieces: the last number is all that is wanted of a long text.
     for length in (200, len(completion)):
-        found = next(iter(deque(_NUMBER.finditer(_plain(completion[-length:])), maxlen=1)), None)
-        if found is not None and (found.start() > 20 or length >= len(completion)):
-            text, start, end = found.string, *found.span()
+        match = next(iter(deque(_NUMBER.finditer(_plain(completion[-length:])), maxlen=1)), None)
+        if match is not None and (match.start() > 20 or length >= len(completion)):
+            text = match.string
+            start, end = match.span()
             alone = not _JOINED.match(text, end) and not _OR.search(text, max(0, start - 5), start)
-            return (_value(found) if alone else None), False
+            return (_value(match) if alone else None), False
     return None, False
 
 
@@ -94,24 +96,27 @@ def _only_number(text: str) -> Fraction | None:
     if len(text) > MAX_SLOT or _HEDGE.search(text):
         return None
     text = _plain(_OF_A_UNIT.sub("", without_unit(tidied(text.rpartition("=")[2]))[0]))
-    found = _NUMBER.search(text)
-    if found is None or _NOT_ALONE.search(text[: found.start()] + " " + text[found.end() :]):
+    number = _NUMBER.search(text)
+    if number is None or _NOT_ALONE.search(text[: number.start()] + " " + text[number.end() :]):
         return None
-    return _value(found)
+    return _value(number)
 
 
 def _slot(completion: str) -> str | None:
+    """Returns what stands where an answer should be: in the last answer tag or box, or after the last `####`."""
     answer = last_answer(completion)
     place = completion if answer is None else answer
     boxed = last_boxed(place) if "\\boxed" in place else None
-    if boxed is not None or answer is not None:
-        return answer if boxed is None else boxed
+    if boxed is not None:
+        return boxed
+    if answer is not None:
+        return answer
     _, mark, after = completion.rpartition("####")
     return after.partition("\n")[0] if mark else None
 
 
 def _plain(text: str) -> str:
-    """LaTeX's signs, thousands and fractions as plain text."""
+    """Returns a text with LaTeX's signs, thousands and fractions as plain text."""
     text = text.replace("\u2212", "-")
     if "\\" in text or "{" in text:
         text = _LATEX_FRACTION.sub(r"\1/\2", text)
@@ -120,25 +125,27 @@ def _plain(text: str) -> str:
     return text
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
-    digits = found["digits"].replace(",", "")
-    over = found["over"]
+def _value(match: re.Match[str]) -> Fraction | None:
+    """Returns the number of a match of `_NUMBER`; None where it has too many digits, or divides by zero."""
+    digits = match["digits"].replace(",", "")
+    over = match["over"]
     if len(digits) > MAX_DIGITS or len(over or "") > MAX_DIGITS:
         return None
     value = Fraction(digits)
-    if found["power"]:
-        value *= Fraction(10) ** int(found["power"][1:])
+    if match["power"]:
+        value *= Fraction(10) ** int(match["power"][1:])
     if over is not None:
         if int(over) == 0:
             return None
         value /= int(over)
-    return -value if "-" in (found["sign"] or "") or found["late"] else value
+    return -value if "-" in (match["sign"] or "") or match["late"] else value
 
 
 def _gold_number(gold: str | int | float) -> Fraction:
+    """Returns the right number. Raises ValueError: it is none."""
     text = _plain(str(gold).rpartition("####")[2]).strip().rstrip("%").strip()
-    found = _NUMBER.fullmatch(text)
-    value = None if found is None else _value(found)
+    number = _NUMBER.fullmatch(text)
+    value = None if number is None else _value(number)
     if value is None:
         raise ValueError(f"the gold answer is not a number: {gold!r}")
     return value

@@ -13,14 +13,15 @@ MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten
 MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
-def library_equal(found: str, given: str, right: str) -> bool:
-    """math_verify's verdict on an answer (as found, and tidied) and a tidied gold answer; what explodes is wrong."""
+def library_equal(written: str, given: str, right: str) -> bool:
+    """Returns math_verify's verdict on an answer (as written, and tidied) and a tidied gold answer. What explodes is
+    wrong."""
     if max(len(given), len(right)) > MAX_READ or not given:
         return False
-    return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{found}}}"))
+    return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{written}}}"))
 
 
-def parsed(text: str, **how: Any) -> list[Any]:
+def parsed(text: str, **settings: Any) -> list[Any]:
     """Returns what the library reads in a text: sympy objects, not yet evaluated, and strings; empty where it reads
     nothing."""
     from math_verify import parse
@@ -29,7 +30,7 @@ def parsed(text: str, **how: Any) -> list[Any]:
     logger = logging.getLogger("math_verify")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
-    return list(parse(text, parsing_timeout=_time_limit(), raise_on_error=False, **how))
+    return list(parse(text, parsing_timeout=_time_limit(), raise_on_error=False, **settings))
 
 
 def verified(gold: list[Any], answer: list[Any]) -> bool:
@@ -65,11 +66,11 @@ def bearable(node: Any) -> bool:
 
 
 def _bits(node: Any) -> float:
-    """About log2 of an exact value, numerator and denominator together, where letters count as 2; at least 1."""
-    found = max(1.0, _estimate(node))
-    if found > MAX_BITS:
+    """Returns about log2 of an exact value, numerator and denominator together, with letters as 2; at least 1."""
+    bits = max(1.0, _estimate(node))
+    if bits > MAX_BITS:
         raise TooLarge
-    return found
+    return bits
 
 
 def _estimate(node: Any) -> float:

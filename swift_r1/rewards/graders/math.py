@@ -42,26 +42,32 @@ def grade_math(
     golds = gold if isinstance(gold, list | tuple) else [gold]
     if not golds:
         raise ValueError("no gold answer")
-    accepted = [_gold_text(one) for one in golds]
-    found = _answer(response, answer)
-    if found is None:
+    accepted = [_gold_text(item) for item in golds]
+    written = _answer(response, answer)
+    if written is None:
         return Grade(0.0, False)
-    if len(found) > MAX_ANSWER:
+    if len(written) > MAX_ANSWER:
         return Grade(0.0, True)
-    given = tidied(found)
-    right = any(same_text(given, one) or same_words(given, one) for one in accepted)
-    if not right and verifier == "math_verify":
-        right = any(not contradict(given, one) and library_equal(found, given, one) for one in accepted)
-    elif not right:
-        right = any(equal(given, one) for one in accepted)
-    return Grade(float(right), True)
+
+    given = tidied(written)
+    for right in accepted:
+        if same_text(given, right) or same_words(given, right):
+            return Grade(1.0, True)
+    for right in accepted:
+        if verifier == "fast":
+            is_right = equal(given, right)
+        else:
+            is_right = not contradict(given, right) and library_equal(written, given, right)
+        if is_right:
+            return Grade(1.0, True)
+    return Grade(0.0, True)
 
 
 def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
     """Returns the tidied answer of a completion, found as `grade_math` finds it; None without one, or a too long
     one."""
-    found = _answer(response, answer)
-    return None if found is None or len(found) > MAX_ANSWER else tidied(found) or None
+    written = _answer(response, answer)
+    return None if written is None or len(written) > MAX_ANSWER else tidied(written) or None
 
 
 def same_answer(first: str, second: str) -> bool:
@@ -71,6 +77,7 @@ def same_answer(first: str, second: str) -> bool:
 
 
 def _answer(response: str, template: str) -> str | None:
+    """Returns the answer of a completion as it is written; None without one. Raises ValueError: an unknown template."""
     if template == "boxed":
         return last_boxed(response)
     if template not in ("tag", "tag_strict"):
@@ -89,6 +96,7 @@ def _answer(response: str, template: str) -> str | None:
 
 
 def _gold_text(item: Any) -> str:
+    """Returns a gold answer tidied and without its box. Raises ValueError: it is no text or number, or empty."""
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise ValueError(f"a gold answer is text or a number, not {item!r}")
     if isinstance(item, float) and item.is_integer():

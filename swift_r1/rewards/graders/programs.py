@@ -36,8 +36,8 @@ class Case:
 def program_of(completion: str) -> str:
     """Returns the last closed block, fenced by three backquotes and labelled python, python3 or py; empty without
     one."""
-    found = _BLOCK.findall(completion)
-    return found[-1] if found else ""
+    blocks = _BLOCK.findall(completion)
+    return blocks[-1] if blocks else ""
 
 
 def cases_of(tests: Any) -> list[Case]:
@@ -46,28 +46,35 @@ def cases_of(tests: Any) -> list[Case]:
     tests = _read(tests)
     if isinstance(tests, list):
         tests = {"test_cases": tests}
+
     if not isinstance(tests, Mapping):
         raise ValueError(f"the tests of a row are {a_kind(tests)}, not an object or a list of test cases")
     if str(tests.get("language") or "python").lower() not in _NAMES:
         raise ValueError(f"the tests are for {tests['language']}, and the sandbox has only Python")
+
     cases = _read(tests.get("test_cases"))
-    if cases is None and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
-        if len(tests["inputs"]) != len(tests["outputs"]):
-            raise ValueError(f"there are {len(tests['inputs'])} inputs and {len(tests['outputs'])} outputs")
-        cases = [{"input": one, "output": other} for one, other in zip(tests["inputs"], tests["outputs"], strict=True)]
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
+    if cases is None and isinstance(inputs, list) and isinstance(outputs, list):
+        if len(inputs) != len(outputs):
+            raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+        cases = [{"input": given, "output": right} for given, right in zip(inputs, outputs, strict=True)]
+
     if not isinstance(cases, Sequence) or not cases:
         raise ValueError("a row has no tests: test_cases, or inputs and outputs, are missing or empty")
     return [_case(case, tests.get("fn_name")) for case in cases]
 
 
 def _read(value: Any) -> Any:
+    """Returns what a text holds as JSON, and any other value as it is. Raises ValueError: the text is no JSON."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise ValueError(f"the tests of a row are no JSON: {error}") from error
+        raise ValueError(f"the tests of a row are not JSON: {error}") from error
 
 
 def _case(case: Any, fn_name: str | None) -> Case:
+    """Returns a test case of a row; `fn_name` is the function of all that name none. Raises ValueError."""
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError("a test case is an object with input and output")
     given = case["input"]
@@ -76,19 +83,22 @@ def _case(case: Any, fn_name: str | None) -> Case:
     kind = case.get("type") or case.get("testtype") or (_FUNCTION if name else _SCRIPT)[0]
     if kind in _SCRIPT:
         return Case((_text(right),), stdin=_text(given))
+
     if kind not in _FUNCTION or not name:
         raise ValueError(f"a test case of type {kind} needs fn_name" if kind in _FUNCTION else f"unknown type {kind}")
     if isinstance(given, str):  # LiveCodeBench: JSON, a line for each argument
         lines = [line for line in given.split("\n") if line.strip()]
         return Case((_read(right),), fn_name=name, args=tuple(map(_read, lines)))
     if not isinstance(given, list):
-        raise ValueError(f"the input of {name} is no list of arguments")
+        raise ValueError(f"the input of {name} is not a list of arguments")
+
     # APPS puts what a function returns into a list of one, but not always.
     unpacked = right if isinstance(right, list) and len(right) == 1 else []
     return Case((right, *unpacked), fn_name=name, args=tuple(given))
 
 
 def _text(value: Any) -> str:
+    """Returns what a program reads or prints; a list has a line for each item."""
     if value is None:
         return ""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -111,6 +121,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _same(value: Any, right: Any) -> bool:
+    """Says whether two JSON values are the same; numbers with a point are where they are close."""
     if isinstance(value, list) and isinstance(right, list):
         return len(value) == len(right) and all(map(_same, value, right))
     if isinstance(value, dict) and isinstance(right, dict):

@@ -54,21 +54,31 @@ _ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "
 
 
 def tokens(text: str) -> list[str]:
-    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters."""
+    r"""Returns numbers, commands such as `\frac` (also those written without the backslash), symbols and letters.
+
+    Raises Unreadable: the text is too long, or has other characters.
+    """
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
-    found = []
+    read = []
     for token in _TOKEN.finditer(_NAME.sub(r"\\\1 ", text)):
         if token.lastgroup == "unknown":
             raise Unreadable(f"unexpected {token[0]!r}")
         if token.lastgroup:
-            found.append(token[0])
-    return found
+            read.append(token[0])
+    return read
 
 
 class ExpressionReader:
-    """Reads tokens at one point of the variables; `variables` says whether any was read, `rounded` whether anything was
-    rounded: then many points give the same value."""
+    """Reads tokens at one point of the variables, by the grammar
+
+        sum      = product (("+" | "-") product)*
+        product  = sign* power ((operator signed power) | power)*
+        power    = atom ("!" | "^" argument)*
+        atom     = bracketed sum | number | "|" sum "|" | letter | function | command
+
+    `variables` says whether any was read, `rounded` whether anything was rounded: then many points give the same value.
+    """
 
     def __init__(self, tokens: list[str], point: int) -> None:
         self._tokens = tokens
@@ -79,6 +89,7 @@ class ExpressionReader:
         self.variables = self.rounded = False
 
     def whole(self) -> Value:
+        """Returns the value of all tokens. Raises Unreadable."""
         value = self._sum()
         if self._at < len(self._tokens):
             raise Unreadable(f"unexpected {self._next!r}")
@@ -86,7 +97,19 @@ class ExpressionReader:
 
     @property
     def _next(self) -> str | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+        return self._ahead(0)
+
+    def _ahead(self, count: int) -> str | None:
+        """Returns the token that is `count` after the next one; None behind the end."""
+        place = self._at + count
+        return self._tokens[place] if place < len(self._tokens) else None
+
+    def _skip(self, token: str) -> bool:
+        """Takes the next token where it is this one, and says whether it was."""
+        if self._next != token:
+            return False
+        self._at += 1
+        return True
 
     def _take(self) -> str:
         token = self._next
@@ -137,8 +160,7 @@ class ExpressionReader:
         return multiply(value, factor)
 
     def _signed_power(self) -> Value:
-        if self._next == "-":
-            self._take()
+        if self._skip("-"):
             return multiply(Fraction(-1), self._power())
         return self._power()
 
@@ -157,20 +179,18 @@ class ExpressionReader:
         return value
 
     def _degrees(self) -> bool:
-        for form in (["\\circ"], ["{", "\\circ", "}"]):
-            if self._tokens[self._at : self._at + len(form)] == form:
-                self._at += len(form)
-                return True
-        return False
+        if self._next == "{" and self._ahead(1) == "\\circ" and self._ahead(2) == "}":
+            self._at += 3
+            return True
+        return self._skip("\\circ")
 
     def _argument(self) -> Value:
         r"""Returns a group in braces, or one token: a digit of a number, as in \frac12 and x^23."""
-        token = self._next
-        if token == "{":
-            self._take()
+        if self._skip("{"):
             value = self._sum()
             self._expect("}")
             return value
+        token = self._next
         if token is not None and token[0].isdigit():
             if len(token) > 1:
                 self._tokens = [*self._tokens[: self._at], token[0], token[1:], *self._tokens[self._at + 1 :]]
@@ -213,8 +233,7 @@ class ExpressionReader:
 
     def _letter(self, token: str) -> Value:
         name = token
-        if self._next == "_":
-            self._take()
+        if self._skip("_"):
             first = self._take()
             name += "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
         if name == "e":
@@ -222,7 +241,7 @@ class ExpressionReader:
         if name == "i":
             return mp.mpc(0, 1)
         # I(0) and u(t) are functions' values, not products: another name.
-        if self._tokens[self._at : self._at + 1] == ["("] and self._tokens[self._at + 2 : self._at + 3] == [")"]:
+        if self._next == "(" and self._ahead(2) == ")":
             name += "".join(self._tokens[self._at : self._at + 3])
             self._at += 3
         self.variables = True
@@ -234,13 +253,11 @@ class ExpressionReader:
     def _function(self, token: str) -> Value:
         function = _FUNCTIONS[token]
         base = exponent = None
-        if self._next == "_":
+        if self._skip("_"):
             if token != "\\log":
                 raise Unreadable("subscript of a function")
-            self._take()
             base = self._argument()
-        if self._next == "^":
-            self._take()
+        if self._skip("^"):
             exponent = self._argument()
         argument = real(self._function_argument())
         if exponent == -1 and token in ("\\sin", "\\cos", "\\tan"):
@@ -253,8 +270,10 @@ class ExpressionReader:
 
     def _function_argument(self) -> Value:
         r"""Returns a group; else what is juxtaposed: \sin 2x\cos x is \sin(2x) times \cos(x)."""
-        if self._next in ("(", "[", "{"):
-            return self._power() if self._next != "(" else self._atom()
+        if self._next == "(":
+            return self._atom()
+        if self._next in ("[", "{"):
+            return self._power()
         value = self._power()
         while self._next is not None and self._next not in _ENDS and self._next not in _FUNCTIONS:
             if self._next in ("(", "["):
@@ -274,8 +293,7 @@ class ExpressionReader:
             return Fraction(comb(int(upper), int(lower)))
         if token == "\\sqrt":
             index: Value = Fraction(2)
-            if self._next == "[":
-                self._take()
+            if self._skip("["):
                 index = self._sum()
                 self._expect("]")
             return root(self._argument(), index)
@@ -288,6 +306,6 @@ class ExpressionReader:
                 raise Unreadable("rounding of a number that is not rational")
             self.rounded = True
             return Fraction(value.__floor__() if token == "\\lfloor" else value.__ceil__())
-        if token == "\\text" and self._tokens[self._at + 2 : self._at + 3] == ["}"]:  # \text{e}
+        if token == "\\text" and self._ahead(2) == "}":  # \text{e}
             return self._argument()
         raise Unreadable(f"unexpected {token!r}")

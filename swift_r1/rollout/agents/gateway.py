@@ -9,7 +9,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from swift_r1.errors import one_line
-from swift_r1.rollout.staleness import stretches
+from swift_r1.rollout.multi_turn import OpenConversation
 from swift_r1.serving.admission import check_tokens
 from swift_r1.serving.answers import LimitSizes, RequireKey, add_errors
 from swift_r1.serving.engines.base import Piece, PromptTokenizer, TokenLogprob
@@ -28,8 +28,10 @@ from swift_r1.serving.openai_routes import add_openai
 from swift_r1.serving.pieces import Pieces
 from swift_r1.serving.server import bind
 from swift_r1.serving.sessions.gateway import Gateway
+from swift_r1.serving.sessions.session import SessionState
 from swift_r1.serving.sessions.store import SessionStore
 from swift_r1.wire.protocol import Completion, HTTPError, LimitReached, RolloutRequest
+from swift_r1.wire.sessions import SessionRequest
 
 logger = logging.getLogger("swift_r1.rollout.agents")
 
@@ -37,13 +39,12 @@ T = TypeVar("T")
 _HOST = "127.0.0.1"
 _WAIT_S = 10.0  # for the thread to begin or to end
 
-Ask = Callable[[RolloutRequest], "asyncio.Future[Completion]"]
-
 
 @dataclass
 class AgentModel:
-    """The `Served` of the gateway. The one of `asks` that is of a request's session answers it; `ends` end a completion
-    of the policy, `stop` are `--stop_words`, and `forces_calls` says whether the engine can be held to a grammar.
+    """The `Served` of the gateway: `conversations` ask for the turns of the sessions of these names. `ends` end a
+    completion of the policy, `stop` are `--stop_words`, and `forces_calls` says whether the engine can be held to a
+    grammar.
 
     What an engine would refuse is refused here: there it would end the run.
     """
@@ -58,7 +59,7 @@ class AgentModel:
     model_name: str = "policy"
     started: int = field(default_factory=lambda: int(time.time()))
     weight_version: int = 0
-    asks: dict[str, Ask] = field(default_factory=dict)
+    conversations: dict[str, OpenConversation] = field(default_factory=dict)
 
     def pieces(
         self, requests: Sequence[RolloutRequest], seed: int | None, top_logprobs: int | None, special_tokens: bool
@@ -83,8 +84,8 @@ class AgentModel:
             "stop_token_ids": tuple(sorted({*self.ends, *own.stop_token_ids})),
         }
         update = {"sampling": own.model_copy(update=changed), "seeds": None if seed is None else (seed,)}
-        session = request.request_id.rpartition("/")[0]
-        return CompletionPieces(self, request.model_copy(update=update), self.asks[session], special_tokens)
+        conversation = self.conversations[request.request_id.rpartition("/")[0]]
+        return CompletionPieces(self, request.model_copy(update=update), conversation, special_tokens)
 
 
 def _check_tag(tag: str) -> None:
@@ -100,10 +101,12 @@ def _check_tag(tag: str) -> None:
 class CompletionPieces:
     """The only piece of a completion that comes as a whole."""
 
-    def __init__(self, model: AgentModel, request: RolloutRequest, ask: Ask, special_tokens: bool) -> None:
+    def __init__(
+        self, model: AgentModel, request: RolloutRequest, conversation: OpenConversation, special_tokens: bool
+    ) -> None:
         self._model = model
         self._request = request
-        self._ask = ask
+        self._conversation = conversation
         self._special_tokens = special_tokens
         self.name = request.request_id.replace("/", "-")
         self.prompt_tokens = len(request.prompt_token_ids)
@@ -111,7 +114,7 @@ class CompletionPieces:
         self._answer: asyncio.Future[Completion] | None = None
 
     async def start(self) -> None:
-        self._answer = self._ask(self._request)
+        self._answer = self._conversation.ask(self._request)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         assert self._answer is not None
@@ -119,7 +122,7 @@ class CompletionPieces:
         self._model.weight_version = max(self._model.weight_version, done.weight_version)
         texts = self._model.prompts.texts(done.token_ids)
         logprobs = tuple(map(TokenLogprob, texts, done.logprobs))
-        yield 0, Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, stretches(done))
+        yield 0, Piece(done.token_ids, self._text(done), logprobs, done.finish_reason, done.stretches)
 
     def _text(self, done: Completion) -> str:
         """Without the token or the text that ended it."""
@@ -138,7 +141,7 @@ class AgentGateway:
 
     def __init__(self, model: AgentModel) -> None:
         self.model = model
-        self.gateway = Gateway(SessionStore(sys.maxsize, sys.maxsize, float("inf")))
+        self.sessions = Gateway(SessionStore(sys.maxsize, sys.maxsize, float("inf")))
         self.loop = asyncio.new_event_loop()
         self._listener = bind(_HOST, 0)
         self.url = f"http://{_HOST}:{self._listener.getsockname()[1]}"
@@ -152,6 +155,17 @@ class AgentGateway:
         """Runs in the loop, from any other thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
+    @contextmanager
+    def session(self, conversation: OpenConversation, request: SessionRequest) -> Iterator[SessionState]:
+        """Opens a session, whose calls are turns of the conversation; then it is deleted."""
+        state = self.sessions.store.open(request)
+        self.model.conversations[state.name] = conversation
+        try:
+            yield state
+        finally:
+            self.sessions.delete(state.name)
+            del self.model.conversations[state.name]
+
     def close(self) -> None:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(_WAIT_S)
@@ -164,7 +178,7 @@ class AgentGateway:
 
     def _app(self) -> FastAPI:
         # Nobody knows the key of the other routes.
-        return agent_app(self.model, self.gateway, secrets.token_urlsafe(24))
+        return agent_app(self.model, self.sessions, secrets.token_urlsafe(24))
 
 
 def agent_app(model: AgentModel, gateway: Gateway, api_key: str) -> FastAPI:

@@ -1,4 +1,4 @@
-"""What became of an episode: from its process's end and its session's record to a conversation."""
+"""What became of an episode: from its process's end and its session's record to a trajectory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 from swift_r1.data.prompts import Prompt
 from swift_r1.rollout.agents.processes import EpisodeExit
-from swift_r1.rollout.base import Conversation, TokenSequence
-from swift_r1.rollout.staleness import spans_of
+from swift_r1.rollout.trajectory import TokenSequence, Trajectory, spans_of
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.sessions.session import SessionState
-from swift_r1.wire.protocol import Completion
 from swift_r1.wire.sessions import RecordedSequence, SessionRecord
 from swift_r1.workers.confine import MEMORY_EXIT
 
@@ -37,7 +35,7 @@ class EndedEpisode:
     needs_reward: bool  # no reward function judges it but `agent_reward`
 
 
-def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptTokenizer) -> Conversation:
+def trajectory_of(play: EndedEpisode, state: SessionState, prompts: PromptTokenizer) -> Trajectory:
     record = state.record()
     calls = sorted(record.calls, key=lambda call: call.number)
     failure, result = outcome_of(play, len(calls))
@@ -73,7 +71,7 @@ def conversation_of(play: EndedEpisode, state: SessionState, prompts: PromptToke
         "seconds": play.seconds,
     }
     noted = {"num_turns": len(calls), "tool_calls": list(_tool_calls(record.sequences)), "agent": about}
-    return Conversation(
+    return Trajectory(
         request_id=play.request_id,
         prompt=prompt,
         sequences=sequences,
@@ -138,7 +136,7 @@ def _result(play: EndedEpisode, calls: int) -> dict[str, Any]:
     reward = found.setdefault("reward", None)
     if reward is None and play.needs_reward:
         raise _NoResult(
-            f"{said} {text[:60]!r}, which is no number and no JSON object with a reward, "
+            f"{said} {text[:60]!r}, which is not a number and no JSON object with a reward, "
             "and no other reward function judges"
         )
     if reward is not None and not _is_number(reward):
@@ -167,19 +165,14 @@ def _sequence(
     lengths = {call.number: call.completion_tokens for call in record.calls}
     written = iter([number for number in one.calls for _ in range(lengths[number])])
     writers = [next(written) if own else None for own in one.loss_mask]
-    spans = spans_of(one.versions)
-    versions = [version for _, version in spans]
-    completion = Completion(
+    return TokenSequence(
+        prompt_token_ids=one.prompt_token_ids,
         token_ids=one.token_ids,
         logprobs=one.logprobs,
-        finish_reason=one.finish_reason,
-        weight_version=min(versions),
-        newest_weight_version=max(versions) if len(spans) > 1 else None,
-        weight_versions=spans if len(spans) > 1 else None,
+        loss_mask=[writer is not None and writer not in forced for writer in writers],
+        versions=spans_of(one.versions),
+        turns=[-1 if writer is None else turns[writer] for writer in writers],
     )
-    mask = [writer is not None and writer not in forced for writer in writers]
-    own = [-1 if writer is None else turns[writer] for writer in writers]
-    return TokenSequence(one.prompt_token_ids, completion, mask, own)
 
 
 def _last_text(one: RecordedSequence, ids: Sequence[int], prompts: PromptTokenizer) -> str:

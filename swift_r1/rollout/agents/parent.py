@@ -158,8 +158,8 @@ def _tls() -> ssl.SSLContext:
 
 
 async def _rehearse() -> None:
-    """A call that is answered here: OpenAI's client imports and builds much of itself in its first one, which episodes
-    would each do again (0.09 instead of 0.02 s of CPU time, with its certificates)."""
+    """Makes a call that is answered here: OpenAI's client imports and builds much of itself in its first one, which
+    episodes would each do again (0.09 instead of 0.02 s of CPU time, with its certificates)."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     message = {"role": "assistant", "content": "-"}
@@ -181,10 +181,10 @@ async def _rehearse() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch."""
+    """Returns numbers of numpy and torch as such. Raises TypeError for what is no JSON."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"run returned {a_kind(value)}, which is no JSON")
+    raise TypeError(f"run returned {a_kind(value)}, which is not JSON")
 
 
 def main(descriptor: int) -> int:

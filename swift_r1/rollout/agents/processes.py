@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rollout.agents.parent import Order, mark_of
 from swift_r1.workers.killing import end_marked
 from swift_r1.workers.pool import START_SECONDS
+from swift_r1.workers.process import SupervisedProcess
 
 _LONGEST_LINE = 64 << 20
 _END_SECONDS = 15.0  # for the parent to end all episodes and itself
@@ -46,7 +46,7 @@ class AgentProcesses:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._parent: subprocess.Popen[bytes] | None = None
+        self._parent: SupervisedProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[EpisodeExit]] = {}
@@ -64,7 +64,8 @@ class AgentProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", "swift_r1.rollout.agents.parent", str(theirs.fileno())]
-            self._parent = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            # It makes a group of its own, as all that is confined.
+            self._parent = SupervisedProcess(words, start_new_session=False, pass_fds=[theirs.fileno()])
         reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
         self._send(asdict(self._order))
         try:
@@ -93,23 +94,19 @@ class AgentProcesses:
         return self._numbers, ended
 
     def kill(self, number: int) -> None:
-        """It ends soon, with all that it has started."""
+        """Kills an episode, which ends soon, with all that it has started."""
         if number in self._waiting:
             self._send({"end": number})
 
     async def _end(self) -> None:
-        """The parent kills what runs, and ends."""
+        """Ends the parent, which kills what runs."""
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(ConnectionError):
                 await self._writer.wait_closed()
             self._writer = None
         if self._parent is not None:
-            try:
-                await asyncio.to_thread(self._parent.wait, _END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._parent.kill()
-                self._parent.wait()
+            await asyncio.to_thread(self._parent.finish, _END_SECONDS)
             self._parent = None
 
     async def close(self) -> None:
@@ -124,7 +121,7 @@ class AgentProcesses:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError):
-            while line := await reader.readline():
+            async for line in reader:
                 about = json.loads(line)
                 ended = self._waiting.pop(about.pop("ended"))
                 if not ended.done():

@@ -8,7 +8,12 @@
     any --is no longer named--> left
 
 Only `Health` changes a state, under its lock and in `_enter`. A thread of its own waits for each server that is away,
-and ends when the server enters another state. `sync/update.py` has the server's half of a push.
+and ends when the server enters another state. What follows a failure is decided at four places, from the inside out:
+
+    another way for the buckets of a push   `_Delivery` in `sync/writer.py`
+    lost, given up, or the run ends         `ServerSession.judge`
+    back with or without a push, or behind  `Health._bring_back`
+    all ranks gather the weights again      `Health.check_any` (GatherAgain), which `ServerRollouts.attend` follows
 """
 
 from __future__ import annotations
@@ -290,6 +295,13 @@ class Health:
             get_it = (ServerState.READY, ServerState.UPDATING)
             return version, [one.stay for one in self._servers.values() if one.state in get_it]
 
+    def update(self, stay: Stay, push: Callable[[], None]) -> None:
+        """Runs `push`, see `attempt`; a server that was behind takes work afterwards."""
+        if self.attempt(stay, push):
+            with self._changed:
+                if not stay.over and self.state(stay.session) is ServerState.UPDATING:
+                    self._take_in(self._servers[stay.session])
+
     def start_update(self, stay: Stay, push: Callable[[], None]) -> threading.Thread:
         """Runs `push` in a thread, whose end is waited for before the server gets weights again."""
         thread = threading.Thread(target=push, name=f"push {stay.session.url}", daemon=True)
@@ -298,12 +310,6 @@ class Health:
                 self._servers[stay.session].pushing = thread
         thread.start()
         return thread
-
-    def has_newest(self, stay: Stay) -> None:
-        """The training thread has brought a server up to date."""
-        with self._changed:
-            if not stay.over and self.state(stay.session) is ServerState.UPDATING:
-                self._take_in(self._servers[stay.session])
 
     def _in(self, state: ServerState) -> list[_Server]:
         return [one for one in self._servers.values() if one.state is state]

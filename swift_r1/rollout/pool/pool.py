@@ -3,37 +3,34 @@ are spread over them in `router.py`."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import resource
 import threading
-import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.record.events import Events
 from swift_r1.record.metrics import slowdown
 from swift_r1.record.spans import Spans
 from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.pool.health import LOOK_S, GatherAgain, Health, Stay
-from swift_r1.rollout.pool.router import RequestLoops, Router
-from swift_r1.rollout.pool.session import LogProbs, ServerLost, ServerSession, why_not_alike
+from swift_r1.rollout.pool.router import Router
+from swift_r1.rollout.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.rollout.staleness import ServedVersions
 from swift_r1.sync.buckets import Tensors
 from swift_r1.sync.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.sync.transport import HTTP, NCCL, overlapped
-from swift_r1.sync.writer import Bucket, Link, fanout_of, joined
+from swift_r1.sync.writer import Link, fanout_of, joined
+from swift_r1.wire.connections import KEPT, ServerLoop
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput
 from swift_r1.wire.server_file import parsed
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_S = 2.0
-_LOOKS_AT_ONCE = 5  # every LOOK_S
 _AT_ONCE = 64  # servers that are asked for something else than completions
 # open ones: without servers, of each, and as many as are wanted
 _FILES = 256
@@ -96,11 +93,11 @@ class ServerPool:
         self._told_fanout: int | None = None
         self._told_files = False
         self._shares_gpu = source is None and len(sessions) == 1 and sessions[0].shares_gpu
-        self._refused = 0  # answers by weights of this run that were too old, and those of servers that have left
+        self._refused = 0  # answers by weights that were too old, or not of this run; on the loop alone
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
+        # On the loop alone too: a server counts once, as one of the sessions or as one that has left.
         self._bytes_of_left = 0
-        self._counting = threading.Lock()  # a server counts once: as one of the sessions, or as one that has left
-        self._loops = RequestLoops()
+        self._loop = ServerLoop.shared()
 
     @property
     def sessions(self) -> Sequence[ServerSession]:
@@ -114,21 +111,22 @@ class ServerPool:
     def close(self) -> None:
         """Ends the waiting for servers, gives the leases back, and closes the connections."""
         self.health.close()
-        self._loops.close()
+        self._loop.close()
 
     def follow(self, urls: Collection[str], make: Callable[[str], ServerSession]) -> None:
         """Makes the servers those of these `urls`: a newcomer's session, which `make` makes, joins, and who
         is no longer named leaves. To be called by one thread."""
         members = {one.url: one for one in self.sessions}
         for url in members.keys() - urls:
-            with self._counting:
-                self._refused += members[url].take_refused()
-                self._bytes_of_left += members[url].writer.sent_bytes
-                self.health.leave(members[url])
+            self._loop.call(partial(self._part_from, members[url]))
         for url in sorted(set(urls) - members.keys()):
             newcomer = make(url)
             self._record(newcomer)
             self.health.join(newcomer)
+
+    def _part_from(self, session: ServerSession) -> None:
+        self._bytes_of_left += session.writer.sent_bytes
+        self.health.leave(session)
 
     def _record(self, session: ServerSession) -> None:
         """A server that comes again writes its lane on."""
@@ -137,23 +135,26 @@ class ServerPool:
 
     def count_stale(self) -> None:
         """Counts an answer by weights of this run that were too old; called by the threads of prefetched rounds."""
-        with self._counting:
-            self._refused += 1
+        self._loop.call(self._count_refused)
+
+    def _count_refused(self) -> None:
+        self._refused += 1
 
     def take_metrics(self) -> dict[str, float]:
         """Returns what there is to log since the last call: answers that were refused, servers that take work, bytes of
         weights that were sent to all servers, the share of weights that changed, where versions are compared, and the
         slowest of several servers (`slowdown`)."""
-        with self._counting:
-            sessions = self.sessions
-            refused = self._refused + sum(one.take_refused() for one in sessions)
-            self._refused = 0
-            sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
+        return self._loop.call(self._take_metrics)
+
+    def _take_metrics(self) -> dict[str, float]:
+        sessions = self.sessions
+        sent = self._bytes_of_left + sum(one.writer.sent_bytes for one in sessions)
         taken = {
-            "rollout/refused": float(refused),
+            "rollout/refused": float(self._refused),
             "rollout/servers": float(len(self.health.ready)),
             "rollout/bytes": float(sent - self._counted_bytes),
         }
+        self._refused = 0
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
@@ -182,11 +183,16 @@ class ServerPool:
             line = "at most %d requests at a time: this process may open %d files (raise `ulimit -Hn` for more)"
             logger.warning(line, at_once, allowed)
             self._told_files = True
-        with self._loops.one(self.sessions, at_once) as loop:
-            router = Router(
-                self.health, calls, versions, on_answer or calls.answered, look or calls.look, at_once, loop.clients
-            )
-            loop.run(router)
+        router = Router(self.health, calls, versions, at_once, self._count_refused)
+        self._loop.hand_over(router.run, on_answer or calls.answered, look or calls.look)
+        self._loop.run(self._drop_connections(at_once))
+
+    async def _drop_connections(self, at_once: int) -> None:
+        """Closes all connections but a few to each server, where there are files for these beside so many requests."""
+        sessions = self.sessions
+        kept = int(KEPT * len(sessions) <= at_once)
+        for session in sessions:
+            await session.client.drop_connections(kept)
 
     def publish(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
@@ -249,7 +255,8 @@ class ServerPool:
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
         for stay in targets:
-            self._update(stay, version, buckets, adapter, lend=not self.by_nccl)
+            lend = not self.by_nccl
+            self.health.update(stay, partial(stay.session.update, version, buckets, adapter, lend=lend))
 
     def _send_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         ready = [stay.session for stay in self.health.ready]
@@ -265,7 +272,8 @@ class ServerPool:
         def send_kept(stay: Stay) -> None:
             kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: not stay.over)
             try:
-                self._update(stay, version, kept, adapter, link=links.get(stay))
+                link = links.get(stay)
+                self.health.update(stay, partial(stay.session.update, version, kept, adapter, link=link))
             except Superseded:
                 pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
@@ -300,43 +308,29 @@ class ServerPool:
         reached = self._fanout is not None or not session.is_on_loopback
         return session.writer.takes_relays and not session.takes_files and reached
 
-    def _update(
-        self,
-        stay: Stay,
-        version: int,
-        buckets: Iterable[Bucket],
-        adapter: AdapterConfig | None,
-        lend: bool = False,
-        link: Link | None = None,
-    ) -> None:
-        if self.health.attempt(stay, lambda: stay.session.update(version, buckets, adapter, lend, link)):
-            self.health.has_newest(stay)
-
     def _wait_for(self, threads: Mapping[Stay, threading.Thread]) -> None:
         """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
-        heard = dict.fromkeys(threads, time.monotonic())
-        looked = dict(heard)  # oldest first
 
-        def look(stay: Stay) -> None:
-            asked = time.monotonic()
-            client = stay.session.client
-            if client.is_alive(min(_HEALTH_S, client.silence_s)):
-                heard[stay] = time.monotonic()
-            elif asked - heard[stay] > client.silence_s:  # as in `RolloutClient.watch`
-                raise ServerLost
+        watches = []
+        for stay in threads:
+            watch = self._loop.start(stay.session.client.watch(lambda: len(threads)))
+            watch.add_done_callback(partial(self._lose_silent, stay))
+            watches.append(watch)
+        try:
+            for stay, thread in threads.items():
+                while thread.is_alive() and not stay.over:
+                    thread.join(LOOK_S)
+        finally:
+            for watch in watches:
+                watch.cancel()
 
-        # In threads: silent servers would keep the others from being looked at.
-        with ThreadPoolExecutor(_AT_ONCE) as looks:
-            while running := {stay for stay, thread in threads.items() if thread.is_alive() and not stay.over}:
-                threads[next(iter(running))].join(LOOK_S)
-                for stay in list(itertools.islice(looked, _LOOKS_AT_ONCE)):
-                    now = time.monotonic()
-                    if now - looked[stay] <= _HEALTH_S:
-                        break
-                    del looked[stay]
-                    if stay in running:
-                        looked[stay] = now
-                        looks.submit(self.health.attempt, stay, partial(look, stay))
+    def _lose_silent(self, stay: Stay, watch: Future[None]) -> None:
+        """Takes a server out whose watch has ended by itself."""
+        if not watch.cancelled():
+            error = watch.exception()
+            if not isinstance(error, ServerUnreachable):
+                logger.error("watching %s failed", stay.session.url, exc_info=error)
+            self.health.lose(stay)
 
 
 class Membership:

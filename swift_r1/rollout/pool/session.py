@@ -13,9 +13,9 @@ import httpx
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.flags.server import LOOPBACK
 from swift_r1.record.spans import Spans, Stopwatch
-from swift_r1.sync.device_memory import own_gpu
-from swift_r1.sync.transport import AUTO, IPC, SHM
+from swift_r1.sync.transport import AUTO, IPC, SHM, own_gpu
 from swift_r1.sync.writer import Bucket, Link, WeightWriter
+from swift_r1.wire.client import why_no_answer
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -147,8 +147,8 @@ class ServerSession:
         self._is_lost = False
         self.adapters = False  # alone are pushed
         self.record(Spans(), "")
-        self._refused = 0  # answers by other weights than those asked for
-        self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
+        self._seconds = 0.0  # until answers came
+        self._tokens = 0  # of the longest completion of each
 
     @property
     def info(self) -> ServerInfo:
@@ -192,36 +192,34 @@ class ServerSession:
         self.gained()
 
     def paced(self, output: RolloutOutput, seconds: float) -> None:
-        """An answer came after so many seconds."""
-        with self._lock:
-            longest = max(len(completion.token_ids) for completion in output.completions)
-            self._answered = self._answered[0] + seconds, self._answered[1] + longest
+        """Notes that an answer came after so many seconds; on the loop, as `take_pace`."""
+        self._seconds += seconds
+        self._tokens += max(len(completion.token_ids) for completion in output.completions)
 
     def take_pace(self) -> float:
         """Seconds a token since the last call, of requests that it has at the same time; 0 without an answer."""
-        with self._lock:
-            seconds, tokens = self._answered
-            self._answered = (0.0, 0)
-        return seconds / tokens if tokens else 0.0
+        pace = self._seconds / self._tokens if self._tokens else 0.0
+        self._seconds = 0.0
+        self._tokens = 0
+        return pace
 
-    def take_refused(self) -> int:
-        """Returns how many answers by other weights came since the last call."""
-        with self._lock:
-            refused = self._refused
-            self._refused = 0
-        return refused
+    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused, writing: bool = False) -> NoReturn:
+        """Raises what a failure of this server means; with `writing` one of a call under the lease:
 
-    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
-        """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
-        was lost again and again, RunFailed where it refused a request, or answered with other weights."""
+        no answer, or "not now" (503)                         ServerLost: what was answered by then counts
+        weights refused, but not for the lease or the order   ServerLost: all of them are pushed again
+        other weights, of a server that was started again     ServerLost
+        other weights of the same one, any other refusal      the error, which ends the run
+        lost again and again, with no success in between      GoneAgain or RefusedAgain: it is given up
+        """
         if isinstance(error, OtherWeights):
-            with self._lock:
-                self._refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise error
         elif isinstance(error, ServerRefused) and error.status != NOT_NOW:
-            raise error
+            a_push_repairs_it = writing and error.status != _CONFLICT
+            if not a_push_repairs_it:
+                raise error
         self._lost(error)
 
     def update(
@@ -251,7 +249,7 @@ class ServerSession:
         self._write(self.writer.wake)
 
     def _write(self, work: Callable[[], object], version: int | None = None) -> None:
-        """`work` needs the lease."""
+        """Does `work` under the lease, which is taken again where it was lost in a silence. Raises as `judge`."""
         try:
             if self.client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
@@ -260,19 +258,14 @@ class ServerSession:
             except ServerRefused as refused:
                 if refused.status != _CONFLICT:
                     raise
-                # After a silence longer than the lease lasts it is lost, and the update with it. `take` refuses where
-                # another trainer has it.
+                # The update is lost with the lease. `take` refuses where another trainer has it.
                 self.writer.take()
                 info = self.client.info()
                 if info.instance == self._instance and version is not None and info.weight_version >= version:
                     raise
                 raise ServerUnreachable(f"{refused}; the lease on its weights is taken again") from refused
-        except ServerUnreachable as error:
-            self._lost(error)
-        except ServerRefused as error:
-            if error.status == _CONFLICT:
-                raise
-            self._lost(error)
+        except (ServerUnreachable, ServerRefused) as error:
+            self.judge(error, writing=True)
 
     def gained(self) -> None:
         """It has answered, or serves a new version: earlier losses no longer count."""
@@ -318,16 +311,17 @@ class ServerSession:
             try:
                 info = self.client.info()
             except ServerUnreachable as error:
-                return f"no answer ({error.__cause__ or error})"
+                return f"no answer ({why_no_answer(error)})"
             except RunFailed as error:
                 return str(error)
-            if self._instance is None and (why := why_not_alike([*members(), (self.url, info)])) is not None:
-                raise UsageError(why)
-            why = self._why_not_this(info)
-            if why is not None:
-                if self._instance is None:
+            if self._instance is None:
+                why = why_not_alike([*members(), (self.url, info)]) or self._why_not_this(info)
+                if why is not None:
                     raise UsageError(why)
-                return why
+            else:
+                why = self._why_not_this(info)
+                if why is not None:
+                    return why
             return info if wants_push(info) or info.asleep else self.client.why_not_ready() or info
 
         info = self.client.wait(self._timeout_s, look, report)

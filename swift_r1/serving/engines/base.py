@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from swift_r1.data import prompt_templates as templates
 from swift_r1.errors import UsageError
-from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HTTPError, SamplingParams, StreamedTensor
+from swift_r1.sync.server import WeightEngine
+from swift_r1.wire.protocol import AdapterConfig, FinishReason, HTTPError, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +158,7 @@ class PromptTokenizer:
         return [{**one, "role": "system" if one["role"] == "developer" else one["role"]} for one in messages]
 
 
-_NO_NCCL = "this engine takes no weights over NCCL"
-
-
-class InferenceEngine(Protocol):
+class InferenceEngine(WeightEngine, Protocol):
     """An engine with one set of weights. Methods raise EngineDead once its process is gone."""
 
     info: EngineInfo
@@ -193,37 +191,6 @@ class InferenceEngine(Protocol):
 
     async def set_score_temperature(self, temperature: float) -> None:
         """Divides all logits by `temperature`. Only for an engine that does nothing else; set it back to 1."""
-
-    async def load_weights(self, files: Sequence[Path], version: int) -> None:
-        """Replaces all weights by those of the safetensors files, which are `version`, and forgets cached prefixes.
-        After an exception the engine may hold a mixture, until a later call succeeds."""
-
-    async def join_nccl(self, unique_id: str, world_size: int) -> None:
-        """The workers join the NCCL group of this id (base64) as ranks 1, 2, ..., and leave an earlier one."""
-        raise RuntimeError(_NO_NCCL)
-
-    async def receive_weights(
-        self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
-    ) -> None:
-        """Loads tensors that rank 0 of the group broadcasts now, one after another, or that are in `memory`; `first`
-        opens an update. Raises EngineDead where they did not come in time: the workers wait in a collective that
-        nothing ends."""
-        raise RuntimeError(_NO_NCCL)
-
-    async def finish_receiving(self, version: int) -> None:
-        """Ends the update that `receive_weights` opened; every weight must have come."""
-        raise RuntimeError(_NO_NCCL)
-
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
-        """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that. After
-        an exception the one before stays in use."""
-
-    async def sleep(self, level: int) -> None:
-        """Gives its memory back, while nothing runs: 1 keeps the weights on the host, 2 discards them. Raises
-        EngineDead where that failed."""
-
-    async def wake(self, weights_only: bool = False) -> None:
-        """Takes its memory again, or that of the weights alone, which is all that a load needs. Raises as `sleep`."""
 
     def shutdown(self) -> None: ...
 

@@ -202,7 +202,8 @@ def decode_attention(
             "use `swift rollout` with --use_vllm true"
         )
     prompt_keys, prompt_values = layer.prompt
-    if sliding_window is not None and (lost := layer.get_seq_length() - sliding_window) > 0:
+    lost = 0 if sliding_window is None else layer.get_seq_length() - sliding_window
+    if lost > 0:
         own = max(0, lost - prompt_keys.shape[2])
         key = key[:, :, own:]
         value = value[:, :, own:]

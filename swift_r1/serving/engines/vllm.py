@@ -260,7 +260,7 @@ class VllmEngine:
 
 
 def _gpu() -> str | None:
-    """Returns the GPU's id as `device_memory.gpu_id` has it, asked of the driver, since this process is to take no
+    """Returns the GPU's id as `transport.gpu_id` has it, asked of the driver, since this process is to take no
     memory there."""
     from vllm.platforms import current_platform
 

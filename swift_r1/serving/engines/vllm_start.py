@@ -62,7 +62,8 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
-    if not has_gpu and (why := _NOT_ON_A_CPU.get(known.model_type)):
+    why = None if has_gpu else _NOT_ON_A_CPU.get(known.model_type)
+    if why is not None:
         raise UsageError(
             f"--model {config.model}: {why} on a CPU: use the embedded engine (--use_vllm false), or a GPU"
         )
@@ -158,7 +159,8 @@ def replica_environments(environ: Mapping[str, str], config: RolloutArguments, h
         name = _DEVICES
         separator = ","
         parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
-        if len(parts) < (needed := copies * each):
+        needed = copies * each
+        if len(parts) < needed:
             raise UsageError(f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here")
     else:
         name = _CPU_BINDING

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.models.multimodal import NEVER
-from swift_r1.sync import device_memory
+from swift_r1.sync import transport
 from swift_r1.wire.protocol import DeviceMemory
 
 logger = logging.getLogger("swift_r1.serving.worker")
@@ -96,7 +96,7 @@ class SwiftWorker:
 
         kinds = ((getattr(torch, dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True))
         # Copies: vLLM keeps what it is given until it has all of a layer, and the memory is the trainer's.
-        tensors = [tensor.clone() for tensor in device_memory.tensors_in(device_memory.opened(memory), kinds)]
+        tensors = [tensor.clone() for tensor in transport.tensors_in(transport.opened(memory), kinds)]
         with set_current_vllm_config(self.vllm_config):
             self.model_runner.get_model().load_weights(zip(names, tensors, strict=True))
         if tensors[0].is_cuda:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from swift_r1.serving.engines.base import Piece, TokenLogprob
 from swift_r1.serving.pieces import Pieces, joined
@@ -17,19 +17,17 @@ from swift_r1.wire import sessions as wire
 from swift_r1.wire.protocol import HTTPError, LimitReached, RolloutRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """How a call is answered.
+class CallOfClient(Protocol):
+    """Answers a call as its client asked for it."""
 
-    Attributes:
-        request: for a prompt; raises HTTPError where the model cannot take it.
-        generate: starts it with a seed, where there is one.
-        answer: the message that the client gets for a completion, given the prompt too; None for a plain completion.
-    """
+    def request(self, prompt: tuple[int, ...]) -> RolloutRequest:
+        """Returns the request for a prompt. Raises HTTPError where the model cannot take it."""
 
-    request: Callable[[tuple[int, ...]], RolloutRequest]
-    generate: Callable[[RolloutRequest, int | None], Pieces]
-    answer: Callable[[Piece, tuple[int, ...]], Message | None]
+    def generate(self, request: RolloutRequest, seed: int | None) -> Pieces:
+        """Starts the completion, with a seed where there is one."""
+
+    def answer(self, completion: Piece, prompt: tuple[int, ...]) -> Message | None:
+        """Returns the message that the client gets for a completion; None for a plain completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,9 @@ class Gateway:
         fixed: Mapping[str, Any],
         attempt: Attempt,
         wording: ChatRenderer,
-        work: Work,
+        client: CallOfClient,
     ) -> AnswerStream:
-        """The answer to a call, on its way.
+        """Returns the answer to a call, on its way.
 
         Args:
             given: what the agent itself said about seed, sampling and whatever else the session overrules.
@@ -105,11 +103,11 @@ class Gateway:
             tokens, seconds = state.left()
             call, ids = state.begin(asked, wording, attempt.key, attempt.before)
             prompt = tuple(ids)
-            request = _within(work.request(prompt), own, tokens, f"{state.name}/{call.number}")
+            request = _within(client.request(prompt), own, tokens, f"{state.name}/{call.number}")
             if call.seed is None:
                 call.seed = given.get("seed")
             call.sampling = request.sampling
-            source = work.generate(request, call.seed)
+            source = client.generate(request, call.seed)
         except BaseException as error:
             state.limited = state.limited or isinstance(error, LimitReached)
             if call is not None:
@@ -134,7 +132,7 @@ class Gateway:
                 whole.versions or ((0, source.version),),
                 whole.finish_reason,
                 whole.text,
-                work.answer(whole, prompt),
+                client.answer(whole, prompt),
             )
 
         def over(error: BaseException | None) -> None:

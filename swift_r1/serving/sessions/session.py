@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from swift_r1.serving.sessions.calls import Asked, ChatRenderer, ModelCall
 from swift_r1.serving.sessions.history import Message, canonical, digest
 from swift_r1.serving.sessions.lineage import Lineage
+from swift_r1.serving.sessions.tokens import ExactTokens
 from swift_r1.wire import sessions as wire
-from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed
+from swift_r1.wire.protocol import FinishReason, HTTPError, LimitReached, completion_seed, versions_of_tokens
 
 _BYTES_PER_TOKEN = 16  # an id, a log-prob and about four letters
 _BYTES_PER_MESSAGE = 300  # beside its text
@@ -257,39 +258,23 @@ def _sequence(chain: Sequence[ModelCall]) -> wire.RecordedSequence:
     first = chain[0]
     last = chain[-1]
     assert last.finish_reason is not None
-    prompt = first.tokens()[: first.prompt_tokens]
-    tokens: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int | None] = []
+    tokens = ExactTokens(first.tokens()[: first.prompt_tokens])
     for call in chain:
         if call is not first:
-            tokens += call.added
-            mask += [False] * len(call.added)
-            logprobs += [0.0] * len(call.added)
-            versions += [None] * len(call.added)
-        tokens += call.token_ids
-        mask += [True] * len(call.token_ids)
-        logprobs += call.logprobs
-        versions += _of_tokens(call.versions, len(call.token_ids))
+            tokens.read(call.added)
+        tokens.write(call.token_ids, call.logprobs, versions_of_tokens(call.versions, len(call.token_ids)))
     answer = [] if last.answer is None else [dict(last.answer)]
     return wire.RecordedSequence(
         calls=tuple(call.number for call in chain),
-        prompt_token_ids=tuple(prompt),
-        token_ids=tuple(tokens),
-        loss_mask=tuple(mask),
-        logprobs=tuple(logprobs),
-        versions=tuple(versions),
+        prompt_token_ids=tokens.prompt_token_ids,
+        token_ids=tuple(tokens.token_ids),
+        loss_mask=tuple(tokens.loss_mask),
+        logprobs=tuple(tokens.logprobs),
+        versions=tuple(tokens.versions),
         finish_reason=last.finish_reason,
         messages=(*map(dict, last.asked.messages), *answer),
         tools=tuple(map(dict, last.asked.tools)),
     )
-
-
-def _of_tokens(versions: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """`(first token, version)` in order, as a version for each token."""
-    ends = [start for start, _ in versions[1:]] + [length]
-    return [version for (start, version), end in zip(versions, ends, strict=True) for _ in range(start, end)]
 
 
 def _size(call: ModelCall) -> int:

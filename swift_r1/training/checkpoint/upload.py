@@ -20,6 +20,7 @@ from pathlib import Path
 from swift_r1.data.hubs import Hub
 from swift_r1.errors import one_line
 from swift_r1.runtime.processes import end_with_parent
+from swift_r1.workers.process import SupervisedProcess
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -47,28 +48,22 @@ class Uploader:
     def __init__(self, flags: HubFlags, progress: Callable[[str], None] = lambda _doing: None) -> None:
         self.flags = flags
         self.progress = progress
-        self._process: subprocess.Popen[str] | None = None
+        self._process: SupervisedProcess | None = None
         self._folder = Path()
-        self._deadline = 0.0
 
     def saved(self, folder: Path, last: bool) -> None:
         """A checkpoint is whole. Returns at once, except for the last of the run."""
-        sending = self._process is not None and self._process.poll() is None and time.monotonic() < self._deadline
+        sending = self._process is not None and self._process.poll() is None and not self._process.late
         if not last and (sending or self.flags.strategy == "end"):
             return
         self._conclude()
         order = asdict(self.flags) | {"folder": str(folder)}
         self._folder = folder
-        self._deadline = time.monotonic() + self.flags.timeout
         logger.info("sending %s to %s (at most %g s)", folder.name, self.flags.repo, self.flags.timeout)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(order)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-            start_new_session=True,  # Ctrl-C is the run's
-        )
+        words = [sys.executable, "-m", __name__, json.dumps(order)]
+        environ = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        self._process = SupervisedProcess(words, environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process.deadline = time.monotonic() + self.flags.timeout
         if last:
             self._conclude()
 
@@ -81,9 +76,10 @@ class Uploader:
         said = None
         while said is None:
             self.progress("an upload")
-            left = self._deadline - time.monotonic()
+            left = process.deadline - time.monotonic()
             try:
-                said, _ = process.communicate(timeout=min(max(left, 0.0), _LOOK_S))
+                output, _ = process.communicate(timeout=min(max(left, 0.0), _LOOK_S))
+                said = output.decode()
             except subprocess.TimeoutExpired:
                 if left <= 0:
                     process.kill()

@@ -19,16 +19,16 @@ from swift_r1.errors import UsageError
 from swift_r1.flags import RlhfArguments
 from swift_r1.flags.eval_tasks import EvalTask
 from swift_r1.record.token_record import TokenRows
-from swift_r1.rollout.base import still_wanted
+from swift_r1.rollout.base import GroupRequest, still_wanted
 from swift_r1.rollout.rounds import RoundSampler
 from swift_r1.rollout.scoring import (
     OpenRewards,
-    ScoredCompletion,
     ScoredRound,
     completion_metrics,
     completion_row,
     reward_metrics,
 )
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.training.evaluation.questions import (
     check_room,
     evaluation_seeds,
@@ -38,7 +38,7 @@ from swift_r1.training.evaluation.questions import (
 )
 from swift_r1.training.evaluation.results import RULES, Graded, summarize
 from swift_r1.training.token_values import probe_rows
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import SamplingParams
 
 MEAN = "mean"  # the name in the metrics of the plain mean over several sets
 _AVERAGED = ("accuracy", "reward", "completions/mean_length")
@@ -97,19 +97,19 @@ class Evaluator:
             rollouts.unwanted = still_wanted
         metrics: Metrics = {}
         rows: Rows = []
-        probed: list[ScoredCompletion] = []
+        probed: list[Trajectory] = []
         for one, scored in found:
             if scored is None:
                 return None
             for name in one.names():
                 named = one.name is not None
-                own = [item for item in scored.trained if named or item.conversation.prompt.dataset == name]
+                own = [item for item in scored.trained if named or item.prompt.dataset == name]
                 metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
-            rows += [more | completion_row(item, step, None) for item in scored.trained]
-            left = self.probe_prompts - len({item.conversation.prompt.prompt_id for item in probed})
+            rows += [more | completion_row(item, step) for item in scored.trained]
+            left = self.probe_prompts - len({item.prompt.prompt_id for item in probed})
             probed += scored.trained[: left * one.num_generations]
-        written = [item for item in probed if item.conversation.sequences]
+        written = [item for item in probed if item.sequences]
         return metrics | plain_means(metrics), rows, probe_rows(written, step) if written else None
 
     def _scored(self, one: EvalSet, step: int, unwanted: Callable[[], bool]) -> ScoredRound | None:
@@ -121,22 +121,20 @@ class Evaluator:
             if sampler.ranks.max(float(unwanted())):
                 raise EvaluationLeft
 
-        requests = [
-            RolloutRequest(
-                request_id=f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
-                prompt_token_ids=prompt.token_ids,
-                n=one.num_generations,
-                seeds=evaluation_seeds(args.seed, prompt.prompt_id, one.num_generations),
-                sampling=one.sampling,
+        groups = [
+            GroupRequest.of(
+                prompt,
+                f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
+                evaluation_seeds(args.seed, prompt.prompt_id, one.num_generations),
+                one.sampling,
             )
             for prompt in one.prompts
         ]
         at_once = one.num_prompts  # a server orders its requests itself
         if not args.use_vllm:
             at_once = max(1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations)
-        asked = list(zip(one.prompts, requests, strict=True))
         compose = Composition(one.weights)
-        scoring = sampler.generate(asked, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
+        scoring = sampler.generate(groups, one.num_prompts, at_once, one.open_rewards, compose, step, look=look)
         return None if scoring is None else scoring.result()
 
 
@@ -150,7 +148,7 @@ def plain_means(metrics: Mapping[str, float]) -> Metrics:
     return {f"eval/{MEAN}/{key}": mean(values) for key, values in found.items() if len(values) > 1}
 
 
-def _metrics(scored: Sequence[ScoredCompletion]) -> Metrics:
+def _metrics(scored: Sequence[Trajectory]) -> Metrics:
     """The figures of one benchmark: those of the run's steps, and those of `swift eval`."""
     reward = next(iter(scored[0].rewards))
     result = summarize([_graded(item, reward) for item in scored], reward)
@@ -162,17 +160,16 @@ def _metrics(scored: Sequence[ScoredCompletion]) -> Metrics:
     return values | result.flat() | {"completions": float(len(scored)), "prompts": float(result.questions)}
 
 
-def _graded(item: ScoredCompletion, reward: str) -> Graded:
+def _graded(trajectory: Trajectory, reward: str) -> Graded:
     """An invalid reward is none: it is not right."""
-    conversation = item.conversation
-    value = item.rewards[reward]
+    value = trajectory.rewards[reward]
     rule = RULES.get(reward)
     return Graded(
-        prompt_id=conversation.prompt.prompt_id,
+        prompt_id=trajectory.prompt.prompt_id,
         reward=None if value is None or math.isnan(value) else value,
-        answer=rule.read(conversation.text) if rule is not None else None,
-        tokens=conversation.length,
-        truncated=conversation.finish_reason == "length",
+        answer=rule.read(trajectory.text) if rule is not None else None,
+        tokens=trajectory.length,
+        truncated=trajectory.finish_reason == "length",
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_r1.workers.process import SupervisedProcess
 from swift_r1.workers.sandbox import within
 from swift_r1.workers.sandbox.calls import MACHINE
 
@@ -88,12 +89,12 @@ class Sandbox:
         self._control.settimeout(_START_SECONDS)
         workers = Path(__file__).parent.parent
         command = [sys.executable, "-s", "-S", "-B", "-c", _BOOT, theirs.fileno(), workers.parent, workers]
-        self._process = subprocess.Popen(
+        self._process = SupervisedProcess(
             [str(part) for part in command],
-            env=_ENVIRONMENT,
+            _ENVIRONMENT,
+            start_new_session=False,  # it ends with the worker's group
             cwd="/",
             pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -161,7 +162,6 @@ def _map_users(process: int, nobody: bool) -> bytes:
     return within.ONLY_SELF_MAPPED
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+def _end(process: SupervisedProcess, control: socket.socket) -> None:
     control.close()
-    process.kill()
-    process.wait()
+    process.finish(0)

@@ -57,7 +57,7 @@ def seal_mounts(path: str) -> None:
 
 
 def enter_root(path: str) -> None:
-    """`path`, a mount, becomes the root, and nothing of the old one stays."""
+    """Makes `path`, a mount, the root; nothing of the old one stays."""
     os.chdir(path)
     _syscall("pivot_root", _SYS_PIVOT_ROOT, b".", b".")
     _checked("umount", _libc.umount2(b".", 2))  # MNT_DETACH: the old root, which now lies over the new one

@@ -111,7 +111,7 @@ def main(control: socket.socket) -> None:
 
 
 def _load_modules() -> None:
-    """Compiled modules, with their libraries: they are not in the root."""
+    """Loads Python's compiled modules with their libraries: they are not in the root."""
     ctypes.CDLL("libgcc_s.so.1")  # glibc loads it when a thread is cancelled
     names = [file.name.partition(".")[0] for file in Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")]
     for name in (*_COMMON.split(), *names):
@@ -174,7 +174,7 @@ def _keep(control: socket.socket, ready: _Ready) -> NoReturn:
 
 
 def _streams(stdin: str) -> tuple[int, int]:
-    """Files in memory: one that is read and cannot be changed, and an empty one for what comes out."""
+    """Makes files in memory: one that is read and cannot be changed, and an empty one for what comes out."""
     given = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
     with open(given, "wb", closefd=False) as file:
         file.write(stdin.encode("utf-8", "replace"))
@@ -221,7 +221,7 @@ def _confine(ready: _Ready, memory: int, cpu_seconds: int) -> None:
 
 
 def _become(run: dict[str, Any], given: int, found: int, prelude: types.CodeType) -> NoReturn:
-    """The program, from here on: only its own streams are open, and 3 for what a function returns."""
+    """Becomes the program: only its own streams are open, and 3 for what a function returns."""
     code = 1
     try:
         returns = run["fn_name"] is not None

@@ -26,7 +26,9 @@ PLAIN = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
 STUB = f'#!/bin/sh\nexec {sys.executable} {REPO}/tests/fleet/stub.py "$@"\n'
 RLHF = {
     "rlhf_type": "grpo",
-    "external_plugins": [str(REPO / "tests" / name) for name in ("e2e/digits_plugin.py", "cluster/slow_plugin.py")],
+    "external_plugins": [
+        str(REPO / "tests" / name) for name in ("e2e/digits_plugin.py", "fleet/cluster/slow_plugin.py")
+    ],
     "dataset": "counting#200",
     "reward_funcs": "slow_digits",
     "per_device_train_batch_size": 8,

@@ -16,10 +16,10 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.grpo import changed_share, weight_sample
 
 
-def conversation(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
+def trajectory(request_id: str, prompt: str, text: str, ids: list[int]) -> Any:
     asked = SimpleNamespace(text=prompt, token_ids=tuple(prompt.encode()))
     return SimpleNamespace(
-        request_id=request_id, prompt=asked, text=text, completions=[SimpleNamespace(token_ids=tuple(ids))]
+        request_id=request_id, prompt=asked, text=text, sequences=[SimpleNamespace(token_ids=tuple(ids))]
     )
 
 
@@ -42,9 +42,9 @@ def test_metrics_of_a_round() -> None:
     loop, plain = [1, 2] * 20, list(range(40))
     found = text_metrics(
         [
-            conversation("a", "say да", "да no", loop),
-            conversation("a", "say да", "学习", plain),
-            conversation("b", "say да", "", [1]),
+            trajectory("a", "say да", "да no", loop),
+            trajectory("a", "say да", "学习", plain),
+            trajectory("b", "say да", "", [1]),
         ]
     )
     assert found == {
@@ -52,7 +52,7 @@ def test_metrics_of_a_round() -> None:
         "completions/repetition": pytest.approx(31 / 66),
         "completions/foreign_letters": pytest.approx(2 / 6),
     }
-    assert text_metrics([conversation("a", "1", "2", [5])]) == {"prompts/repeated": 0.0}
+    assert text_metrics([trajectory("a", "1", "2", [5])]) == {"prompts/repeated": 0.0}
 
 
 def test_the_slowest_of_several() -> None:

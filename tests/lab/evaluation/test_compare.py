@@ -60,5 +60,5 @@ def test_an_unfinished_run_is_not_compared(runs: list[Path], tmp_path: Path) -> 
     (runs[1] / "report.json").unlink()
     with pytest.raises(UsageError, match="is not finished: give its command again"):
         compare(*runs, seed=1)
-    with pytest.raises(UsageError, match="is no folder of an evaluation"):
+    with pytest.raises(UsageError, match="is not the folder of an evaluation"):
         compare(runs[0], tmp_path / "nowhere", seed=1)

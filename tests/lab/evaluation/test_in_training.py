@@ -116,7 +116,7 @@ WORDS = (
     [
         ("--eval_datasets gsm8k", "--eval_datasets has no effect without --eval_steps"),
         ("--eval_on_start true --eval_unit rollout", "--eval_unit has no effect without --eval_steps"),
-        ("--eval_steps 1 --eval_datasets gsm9k=f.jsonl", "there is no benchmark gsm9k: did you mean gsm8k?"),
+        ("--eval_steps 1 --eval_datasets gsm9k=f.jsonl", "there is not a benchmark gsm9k: did you mean gsm8k?"),
         ("--eval_steps 1 --eval_datasets gsm8k gsm8k#2", "has two of the name gsm8k"),
         (
             "--eval_steps 1 --save_steps 1 --eval_unit rollout --metric_for_best_model accuracy",

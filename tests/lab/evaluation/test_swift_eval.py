@@ -185,7 +185,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--model", "m", "--benchmarks", "openai/gsm8k"], "openai_gsm8k: it is not a benchmark, so say who judges it"),
         (
             ["--model", "m", "--benchmarks", "gsm9k=a.jsonl"],
-            "there is no benchmark gsm9k: did you mean gsm8k?",
+            "there is not a benchmark gsm9k: did you mean gsm8k?",
         ),
         (["--model", "m", "--benchmarks", "gsm8k#x"], "after # comes the number of rows"),
         (["--model", "m", "--benchmarks", "gsm8k", "gsm8k#3"], "has two of the name gsm8k"),
@@ -245,11 +245,11 @@ def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_
     import torch
     from transformers import AutoTokenizer
 
+    from swift_r1.flags.adapters import AdapterArguments
     from swift_r1.models.loading import load_model
-    from swift_r1.models.lora import LoraSettings
 
-    lora = LoraSettings(4, 32, ("q_proj", "v_proj"))
-    model = load_model(tiny_model, None, gradient_checkpointing=False, lora=lora)
+    lora = AdapterArguments(train_type="lora", lora_rank=4, lora_alpha=32, target_modules=["q_proj", "v_proj"])
+    model = load_model(tiny_model, None, gradient_checkpointing=False, trained=lora)
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if ".lora_B." in name:

@@ -191,7 +191,7 @@ def test_a_file_that_is_no_report_stays(
     mine.write_text("# see swift report\n")
     monkeypatch.chdir(tmp_path)
     wrong = [
-        ([str(run), "-o", "train.py", "--format", "html"], "train.py is there, and is no report"),
+        ([str(run), "-o", "train.py", "--format", "html"], "train.py exists and is not a report"),
         ([str(run), "-o", "nowhere/out.html"], "there is no folder nowhere"),
         ([str(run), "-o", "/proc/out.html"], "cannot be written"),
         ([str(run), "-o", "out.pdf"], "ends in .pdf"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import get_args
 
-from swift_r1.lab.runs.catalogue import RUN, undescribed
+from swift_r1.lab.runs.catalogue import RUN
 from swift_r1.record.events import Kind
 from swift_r1.record.recorded import FIELDS
 from swift_r1.record.token_record import _COMPLETION, _TOKENS
 from swift_r1.training.checkpoint.resume import RunSummary
+from tests.lab.runs.entries import undescribed
 
 OF = {one.path: one.fields for one in RUN}
 

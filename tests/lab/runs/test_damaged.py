@@ -59,7 +59,8 @@ def look(run: Path) -> list[str]:
         for one in record.completions(step):
             for row in record.completion(one.round_step, one.request_id, one.number):
                 record.pieces(row.token_ids or [])
-    record.probes()
+    for step in record.probe_steps():
+        record.probes_at(step)
     log, timeline = MetricLog(run), Timeline(run)
     log.refresh()
     timeline.refresh()

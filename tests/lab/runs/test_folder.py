@@ -104,7 +104,7 @@ def test_looking_does_not_release_the_own_lock(tmp_path):
 
 def test_damaged_args(tmp_path):
     run = make_run(tmp_path / "run")
-    for content, problem in (("{", "args.json is damaged: "), ("[]", "args.json is damaged: it is no object")):
+    for content, problem in (("{", "args.json is damaged: "), ("[]", "args.json is damaged: not a JSON object")):
         (run / "args.json").write_text(content)
         [found] = find_runs([run])
         assert (found.args, found.command, found.plan, found.started) == ({}, [], {}, None)

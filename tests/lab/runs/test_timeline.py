@@ -119,7 +119,7 @@ def test_an_old_run_has_the_times_of_its_log(tmp_path):
     timeline = timeline_of(run)
     spans = [(span.name, span.start - START, span.end - START, span.step) for span in timeline.spans("rank-0")]
     assert spans == [("generate", 0, 2, 2), ("train", 2, 6, 2), ("generate", 6, 8, 4), ("train", 8, 12, 4)]
-    assert len(timeline.problems) == 1 and "end to end" in timeline.problems[0] and timeline.marks == []
+    assert len(timeline.problems) == 1 and "reconstructed" in timeline.problems[0] and timeline.marks == []
     write_spans(run, "rank-0", 1)
     timeline.refresh()
     assert timeline.problems == [] and len(list(timeline.spans("rank-0"))) == 4

@@ -47,16 +47,17 @@ def test_a_character_over_several_tokens(run):
     assert b"".join(VOCABULARY[one] for one in ids).decode() == "".join(pieces)
 
 
-def test_probes_by_prompt_and_step(run):
-    probes = TokenRecord(run).probes()
-    assert {prompt: list(steps) for prompt, steps in probes.items()} == {"countdown:2": [6], "countdown:3": [6]}
-    [one] = probes["countdown:2"][6]
-    assert one.token_ids and one.ratios is None
+def test_probes_of_a_step(run):
+    record = TokenRecord(run)
+    assert record.probe_steps() == [6]
+    probes = record.probes_at(6)
+    assert [one.prompt_id for one in probes] == ["countdown:2", "countdown:3"]
+    assert probes[0].token_ids and probes[0].ratios is None
 
 
 def test_what_is_missing_or_damaged(run, tmp_path):
     old = TokenRecord(make_run(tmp_path / "old", old=True))
-    assert (old.steps(), old.probes(), old.completion(1, "a", 0), old.problems) == ([], {}, [], [])
+    assert (old.steps(), old.probe_steps(), old.completion(1, "a", 0), old.problems) == ([], [], [], [])
     tokens = run / "tokens"
     whole = (tokens / "step-000003.parquet").read_bytes()
     (tokens / "step-000003.parquet").write_bytes(whole[:-100])

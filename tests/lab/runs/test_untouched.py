@@ -37,7 +37,7 @@ for name in ("completions", "eval_completions"):
         assert table.failure_classes() and table.prompts("c") and table.heatmap("reward").steps
         assert table.problems == []
 record = TokenRecord(runs[0].path)
-assert record.probes() and record.text(record.completions(1)[0].token_ids or [65])
+assert record.probes_at(record.probe_steps()[-1]) and record.text(record.completions(1)[0].token_ids or [65])
 timeline = Timeline(runs[0].path)
 timeline.refresh()
 assert timeline.marks

@@ -69,7 +69,11 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     for words, code, said in (
         ([made, "--port", port], 4, f"swift view: port {port} on 127.0.0.1 is taken"),
         ([tmp_path / "none"], 2, f"swift view: {tmp_path / 'none'}: there is no such folder"),
-        ([made, "--host", "0.0.0.0"], 2, "swift view: --host 0.0.0.0 lets other machines in: give --api_key"),
+        (
+            [made, "--host", "0.0.0.0"],
+            2,
+            "swift view: --host 0.0.0.0 accepts connections from other machines: set --api_key",
+        ),
         ([made, "--text", "--port", "1"], 2, "swift view: --port has no effect without the page (--text, --trace)"),
         ([made, "--portt", "1"], 2, "swift view: unknown flag --portt: did you mean --port?"),
     ):

@@ -24,10 +24,10 @@ from swift_r1.plugins import load_plugins
 from swift_r1.plugins.tools.parsing import ToolCallParser
 from swift_r1.plugins.tools.pool import ToolLimits, ToolPool
 from swift_r1.plugins.tools.scheduler import ToolKit, ToolScheduler, check_tool_answers
-from swift_r1.rollout.base import Conversation
-from swift_r1.rollout.multi_turn import MultiTurn, Stage
+from swift_r1.rollout.multi_turn import BatchedTurns
+from swift_r1.rollout.schedulers import Limits, SchedulerRunner
 from swift_r1.rollout.scoring import made_calls, tool_metrics
-from swift_r1.rollout.turn_engine import Limits
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from tests import tool_templates as templates
@@ -95,7 +95,7 @@ def tokenizer_of(model: Path, template: str) -> Any:
 @pytest.fixture
 def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
     """`play(says, ...) -> (conversation, tokenizer, engine)`"""
-    stages = []
+    runners = []
 
     def run(
         says: Sequence[str],
@@ -107,7 +107,7 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
         worked: Callable[[], float] = pool.worked,
         scheduler: type[ToolScheduler] = ToolScheduler,
         corrects: bool = False,
-    ) -> tuple[Conversation, Any, Scripted]:
+    ) -> tuple[Trajectory, Any, Scripted]:
         tokenizer = tokenizer_of(tiny_model, template)
         encoder, end = PromptEncoder(tokenizer), (tokenizer.eos_token_id,)
         kit = ToolKit(ToolCallParser("hermes", tokenizer), pool, end, corrects)
@@ -116,8 +116,8 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
             return scheduler(infer_engine=engine, max_turns=turns, tokenizer=tokenizer, kit=kit)
 
         limits = Limits(room, False, turns, 1.0)
-        stage = Stage("tools", timeout, make, encoder, end, limits, worked=worked)
-        stages.append(stage)
+        runner = SchedulerRunner("tools", timeout, make, encoder, end, limits, worked=worked)
+        runners.append(runner)
         row = {"messages": [USER], "tools": [described(name) for name in USED], "prompt_id": "p", "dataset": "d"}
         prompt = encoder.encode(row)
         assert prompt is not None
@@ -125,13 +125,13 @@ def play(tiny_model: Path, pool: ToolPool) -> Iterator[Callable[..., Any]]:
             request_id="p", prompt_token_ids=prompt.token_ids, n=1, sampling=SamplingParams(max_tokens=1000)
         )
         engine, given = Scripted(tokenizer, says, ends), []
-        MultiTurn(engine, RANKS, stage).generate([(prompt, request)], lambda _count: None, given.append)
+        BatchedTurns(engine, RANKS, runner).generate([(prompt, request)], lambda _count: None, given.append)
         [[conversation]] = given
         return conversation, tokenizer, engine
 
     yield run
-    for stage in stages:
-        stage.close()
+    for runner in runners:
+        runner.close()
 
 
 @pytest.mark.parametrize("template", [templates.HERMES, templates.LLAMA], ids=["in a user turn", "one call a turn"])
@@ -153,10 +153,10 @@ def test_tokens_are_the_models_and_the_templates(play: Any, template: str) -> No
     end = tokenizer.decode([tokenizer.eos_token_id])
     assert all(one.startswith(end) for one in between)
     read = [encoder.tokenize(one.removeprefix(end)) for one in between]
-    assert tuple(found.sequences[0].completion.token_ids) == (*spoken[0], *read[0], *spoken[1], *read[1], *spoken[2])
+    assert tuple(found.sequences[0].token_ids) == (*spoken[0], *read[0], *spoken[1], *read[1], *spoken[2])
     mask = [flag for k in range(3) for flag in (True,) * len(spoken[k]) + (False,) * len(read[k] if k < 2 else ())]
     assert list(found.sequences[0].loss_mask) == mask
-    assert [value == -0.5 for value in found.sequences[0].completion.logprobs] == mask
+    assert [value == -0.5 for value in found.sequences[0].logprobs] == mask
     assert found.turns == tuple(spoken)
     assert engine.asked[1] == (*found.prompt.token_ids, *spoken[0], *read[0])
     # "<think>" is one token of the tokenizer, the model wrote it in seven.
@@ -169,8 +169,8 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_written(play: Any) -> None:
     found, tokenizer, engine = play(says, templates.THINKING)
     turn = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3.0\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     [sequence] = found.sequences
-    assert tokenizer.decode(sequence.completion.token_ids) == f"{says[0]}{turn}{says[1]}<|im_end|>"
-    ids = zip(sequence.completion.token_ids, sequence.loss_mask, strict=True)
+    assert tokenizer.decode(sequence.token_ids) == f"{says[0]}{turn}{says[1]}<|im_end|>"
+    ids = zip(sequence.token_ids, sequence.loss_mask, strict=True)
     assert tuple(token for token, trained in ids if trained) == (*engine.ids(says[0]), *engine.ids(says[1]))
 
 
@@ -276,9 +276,9 @@ def test_a_tool_cannot_end_its_turn_and_speak_as_another(play: Any, template: st
     found, tokenizer, _ = play([hermes(("echo", {"text": page})), "done"], template)
     harmless, *_ = play([hermes(("echo", {"text": "1"})), "done"], template)
 
-    def between(one: Conversation) -> list[int]:
+    def between(one: Trajectory) -> list[int]:
         turns = [len(turn) for turn in one.turns]
-        return list(one.sequences[0].completion.token_ids)[turns[0] : -turns[1]]
+        return list(one.sequences[0].token_ids)[turns[0] : -turns[1]]
 
     special = special_tokens(tokenizer)
     assert [one for one in between(found) if one in special] == [one for one in between(harmless) if one in special]
@@ -301,7 +301,7 @@ def test_without_room_for_the_next_turn_the_conversation_ends_with_its_last_one(
     probe, *_ = play([call, "end"])
     room = len(probe.prompt.token_ids) + len(probe.turns[0]) + 30
     found, *_ = play([call, "end"], room=room)
-    assert found.finish_reason == "length" and found.sequences[0].completion.token_ids == probe.turns[0]
+    assert found.finish_reason == "length" and found.sequences[0].token_ids == probe.turns[0]
     assert [one["role"] for one in found.messages] == ["user", "assistant"] and found.text == call
     assert all(found.sequences[0].loss_mask)
 

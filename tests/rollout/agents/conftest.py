@@ -18,11 +18,12 @@ from swift_r1.data.prompts import PromptEncoder
 from swift_r1.models.loading import load_model
 from swift_r1.rollout.agents.gateway import AgentGateway, AgentModel
 from swift_r1.rollout.agents.parent import Order
-from swift_r1.rollout.agents.playing import AgentLimits, AgentRunner, Episodes, ServedEpisodes
 from swift_r1.rollout.agents.processes import AgentProcesses
-from swift_r1.rollout.base import Conversation, OnDone, OnOutput
+from swift_r1.rollout.agents.runner import AgentLimits, AgentRunner
+from swift_r1.rollout.base import OnDone, OnOutput
 from swift_r1.rollout.calls import OpenCalls
-from swift_r1.rollout.multi_turn import MultiTurn
+from swift_r1.rollout.multi_turn import BatchedTurns, ServedTurns
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.serving.engines.base import PromptTokenizer
 from swift_r1.serving.engines.transformers import TransformersEngine
@@ -112,7 +113,7 @@ class Stage:
         seeded: bool = True,
         needs_reward: bool = False,
         **sampling: Any,
-    ) -> list[list[Conversation]]:
+    ) -> list[list[Trajectory]]:
         """The groups, in the order of the rows."""
         encoder = PromptEncoder(self.tokenizer)
         asked = []
@@ -132,8 +133,8 @@ class Stage:
             )
             asked.append((prompt, request))
         runner = AgentRunner(self.gateway, self.processes, AgentLimits(timeout, calls, total, needs_reward), at_once)
-        episodes, found = Episodes(runner), list[Sequence[Conversation]]()
-        turns: Any = ServedEpisodes(self.rollouts, episodes) if served else MultiTurn(self.rollouts, ALONE, episodes)
+        found = list[Sequence[Trajectory]]()
+        turns: Any = ServedTurns(self.rollouts, runner) if served else BatchedTurns(self.rollouts, ALONE, runner)
         self.rollouts.log.clear()
         self.done = []
         turns.generate(asked, self.done.append, found.append)

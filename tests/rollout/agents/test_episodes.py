@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from swift_r1.rollout.base import Conversation
+from swift_r1.errors import ServerUnreachable
+from swift_r1.rollout.calls import OpenCalls
 from swift_r1.rollout.scoring import tool_metrics
-from swift_r1.rollout.staleness import versions_of_tokens
+from swift_r1.rollout.trajectory import Trajectory
 from swift_r1.serving.sessions.session import SessionState
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 from tests.conftest import until
@@ -39,35 +40,34 @@ WRONG = {
 }
 
 
-def written(conversation: Conversation) -> list[tuple[Any, ...]]:
+def written(conversation: Trajectory) -> list[tuple[Any, ...]]:
     """Of each turn in the sequences: prompt, tokens, log-probs and weight version."""
     found = []
     for one in conversation.sequences:
-        done = one.completion
         for turn in sorted(set(one.turns) - {-1}):
             places = [place for place, of in enumerate(one.turns) if of == turn]
             start, end = places[0], places[-1] + 1
             assert places == list(range(start, end))
-            assert tuple(done.token_ids[start:end]) == conversation.turns[turn]
-            prompt = (*one.prompt_token_ids, *done.token_ids[:start])
-            [version] = set(versions_of_tokens(done)[start:end])
-            found.append((prompt, done.token_ids[start:end], done.logprobs[start:end], version))
-        for own, mask, logprob in zip(one.turns, one.loss_mask, done.logprobs, strict=True):
+            assert tuple(one.token_ids[start:end]) == conversation.turns[turn]
+            prompt = (*one.prompt_token_ids, *one.token_ids[:start])
+            [version] = set(one.versions_of_tokens()[start:end])
+            found.append((prompt, one.token_ids[start:end], one.logprobs[start:end], version))
+        for own, mask, logprob in zip(one.turns, one.loss_mask, one.logprobs, strict=True):
             assert mask == (own >= 0) and (mask or logprob == 0)
     return found
 
 
-def same_as_made(groups: list[list[Conversation]], log: list[Entry]) -> None:
+def same_as_made(groups: list[list[Trajectory]], log: list[Entry]) -> None:
     """Each completion of the engine is in one sequence exactly, behind the prompt that it was asked."""
     found = [one for group in groups for conversation in group for one in written(conversation)]
     made = [(one.prompt, one.token_ids, one.logprobs, (one.versions or ((0, -1),))[0][1]) for one in log]
     assert sorted(found) == sorted(made)
 
 
-def tokens(groups: list[list[Conversation]]) -> list[Any]:
+def tokens(groups: list[list[Trajectory]]) -> list[Any]:
     """All but weight versions, and the numbers of turns, which for calls beside each other are as they came."""
     every = [one for group in groups for conversation in group for one in conversation.sequences]
-    return [(one.prompt_token_ids, one.completion.token_ids, one.completion.logprobs, one.loss_mask) for one in every]
+    return [(one.prompt_token_ids, one.token_ids, one.logprobs, one.loss_mask) for one in every]
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -86,7 +86,7 @@ def test_tokens_are_the_engines_and_repeat(stages: Callable[..., Stage], agent: 
             noted = conversation.infos["noted"].rpartition("/")
             assert noted[0] == conversation.request_id
             assert conversation.infos["reward"] == pytest.approx(sum(conversation.infos["turn_rewards"]))
-    assert len({one.sequences[0].completion.token_ids for group in first for one in group}) > 3
+    assert len({one.sequences[0].token_ids for group in first for one in group}) > 3
     again = stage.play([{}, {}, {}], served=served, at_once=1)
     assert tokens(first) == tokens(again)
 
@@ -111,8 +111,8 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
     stage, real, kept = stages("gives up"), LoggedRollouts.one, list[int]()
 
     def state() -> SessionState:
-        [name] = stage.gateway.model.asks
-        return stage.gateway.gateway.store.get(name)
+        [name] = stage.gateway.model.conversations
+        return stage.gateway.sessions.store.get(name)
 
     def one(rollouts: LoggedRollouts, request: RolloutRequest) -> RolloutOutput:
         if request.request_id.endswith("/0"):
@@ -124,7 +124,7 @@ def test_what_an_agent_gives_up_is_left_out_whenever_its_answer_came(
         return output
 
     def tell() -> None:
-        until(lambda: stage.gateway.model.asks and state().calls)
+        until(lambda: stage.gateway.model.conversations and state().calls)
         (tmp_path / "answered").touch()
 
     monkeypatch.setattr(LoggedRollouts, "one", one)
@@ -168,6 +168,24 @@ def test_nothing_outlives_its_episode(stages: Callable[..., Stage]) -> None:
         return any("run/0/0" in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
 
     assert not alive()
+
+
+def test_episodes_end_where_nobody_answers_them_any_more(
+    stages: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the servers are lost for good, or an evaluation is broken off: both episodes wait for the model."""
+    stage = stages("counts")
+
+    def answer(calls: OpenCalls | None) -> None:
+        assert calls is not None
+        until(lambda: len(calls) == 2)
+        raise ServerUnreachable("no server is there")
+
+    monkeypatch.setattr(stage.rollouts, "answer", answer)
+    with pytest.raises(ServerUnreachable):
+        stage.play([{}], n=2)
+    until(lambda: not stage.processes._waiting and not stage.gateway.model.conversations)
+    assert len(stage.gateway.sessions.store) == 0
 
 
 def test_limits_cut_an_episode_off(stages: Callable[..., Stage]) -> None:
@@ -229,7 +247,7 @@ def test_thoughts_of_earlier_turns_stay_as_they_were_written(stages: Callable[..
     same_as_made([[one]], stage.rollouts.log)
     [sequence] = one.sequences
     read = "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-    assert stage.tokenizer.decode(sequence.completion.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
+    assert stage.tokenizer.decode(sequence.token_ids) == f"{thought}{read}<think>so</think>8<|im_end|>"
 
 
 def test_a_name_that_the_model_makes_up_is_no_metric(stages: Callable[..., Stage]) -> None:

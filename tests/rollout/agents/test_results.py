@@ -69,7 +69,7 @@ def test_an_episode_that_nothing_judges_has_failed(stages: Callable[..., Stage])
     command = stages(command=[sys.executable, "-c", SAYS])
     failures = [one.failure for [one] in command.play(rows, n=1, needs_reward=True)]
     said = ["'reward: 0.5'", "'Done.'", "'{\"score\": 1}'", "''"]
-    why = "which is no number and no JSON object with a reward, and no other reward function judges"
+    why = "which is not a number and no JSON object with a reward, and no other reward function judges"
     assert failures == [*(f"result: its last line is {one}, {why}" for one in said), None]
     [[one]] = stages("misbehaves").play([{"how": "returns nothing"}], n=1, needs_reward=True)
     assert one.failure == f"result: it returned 'null', {why}"

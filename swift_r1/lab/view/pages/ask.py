@@ -38,7 +38,7 @@ class _Form:
             self.n = self._number("n", "completions", 1, 1, 16)
             self.temperature = self._number("temperature", "temperature", flag_of(page, "temperature", 1.0), 0, 2)
             longest = flag_of(page, "max_completion_length", 256)
-            self.max_tokens = self._number("max_tokens", "most tokens", longest, 1, 32_768)
+            self.max_tokens = self._number("max_tokens", "Max tokens", longest, 1, 32_768)
         with ui.element("div").classes("view-row"):
             self.button = ui.button("ask", on_click=self._ask).props('no-caps data-key="a" title="ask"')
             self.stop = ui.button("stop", on_click=self._stop).props('no-caps flat title="stop"')
@@ -114,7 +114,7 @@ class _Form:
 
 
 async def _prompt_of(page: Page) -> str:
-    """The text of the prompt that the address names, as the model saw it."""
+    """Returns the text of the prompt that the address names, as the model saw it."""
     prompt_id = page.text("prompt")
     if prompt_id:
         for of in ("", "eval"):

@@ -77,14 +77,14 @@ class _Completions:
         self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
         first = number * ROWS + 1
         self.said.set_text(
-            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "no completion is so"
+            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "No completions match"
         )
         self.back.set_enabled(number > 0)
         self.forth.set_enabled((number + 1) * ROWS < count)
         self.page.problems(self.table, self.table.problems)
 
     def _found(self) -> tuple[CompletionQuery, int, int, list[dict[str, Any]]]:
-        """What is asked for, which page of it, how many rows there are, and those of the page."""
+        """Returns what is asked for, which page of it, how many rows there are, and those of the page."""
         query = self._query()
         count = self.table.count(query)
         number = max(0, min(self.page.whole("page", 0), (count - 1) // ROWS))

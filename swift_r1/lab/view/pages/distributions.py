@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from nicegui import ui
 from nicegui.client import ClientConnectionTimeout
 
 from swift_r1.lab.report.colours import scale
+from swift_r1.lab.report.parts import joined
 from swift_r1.lab.runs.completions import CompletionTable, Heatmap
 from swift_r1.lab.runs.failures import FAILURES
 from swift_r1.lab.view.charts import TOOLTIP, Line, Point, axis, chart, line_options, refresh, zoom_of
@@ -109,10 +109,9 @@ def of_all(counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shares(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[Line]:
-    """A line for each title of `names`, of the column that it is for; where there are very many steps each point is the
-    mean of some."""
-    each = math.ceil(len(rows) / _MOST_POINTS) or 1
-    parts = [rows[first : first + each] for first in range(0, len(rows), each)]
+    """Returns a line for each title of `names`, of the column that it is for; where there are very many steps each
+    point is the mean of some."""
+    parts = joined(rows, _MOST_POINTS)
 
     def points(column: str) -> list[Point]:
         return [(float(part[0]["step"]), sum(row[column] for row in part) / len(part)) for part in parts]
@@ -167,7 +166,7 @@ def heat_options(title: str, heat: Heatmap) -> dict[str, Any]:
                 "bottom": 0,
             },
             **{"itemHeight": 120, "itemWidth": 12, "precision": 2, "textStyle": text, "text": [f"{most:.0%}", "0 %"]},
-            "inRange": {"color": list(scale("sequential"))},
+            "inRange": {"color": list(scale())},
         },
         "series": [
             {

@@ -108,7 +108,7 @@ class _Overview:
             ui.checkbox("all metrics", value=page.flag("all"), on_change=changes("all"))
 
     def _seeds(self) -> dict[str, list[int]]:
-        """The places of the chosen runs, by what they have in common but for the seed."""
+        """Returns the places of the chosen runs, by what they have in common but for the seed."""
         found: dict[str, list[int]] = {}
         for place, run in enumerate(self.page.chosen):
             key = same_but_seed(run.args) if run.args and self.page.flag("seeds", True) else run.name
@@ -124,7 +124,7 @@ class _Overview:
         return found
 
     def _ticks(self, shown: CurveControls) -> list[charts.Tick]:
-        """What happened to the first run; of several it would not be clear whose it is."""
+        """Returns what happened to the first run; of several it would not be clear whose it is."""
         if len(self.logs) > 1:
             return []
         hours = self.logs[0].hours()
@@ -152,7 +152,7 @@ class _Overview:
         self.meanings.content = _meanings({name for log in self.logs for name in log.series})
 
     def _options(self) -> dict[str, dict[str, Any]]:
-        """ECharts' options by the chart's title."""
+        """Returns ECharts' options by the chart's title."""
         page = self.page
         per_hour = 0.0
         if page.text("x") == "time":
@@ -167,7 +167,7 @@ def _options(
     everything: bool,
     happened: Sequence[charts.Tick],
 ) -> dict[str, dict[str, Any]]:
-    """ECharts' options by the chart's title."""
+    """Returns ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]
     unit = {
         0.0: "step",
@@ -209,7 +209,7 @@ def _meanings(names: Collection[str]) -> str:
 
 
 def _different(runs: Sequence[RunFolder]) -> str:
-    """The flags that not all of the runs have alike, a row each, as HTML."""
+    """Returns the flags that not all of the runs have alike, a row each, as HTML."""
     rows = []
     for name in sorted({name for run in runs for name in run.args} - {"output_dir"}):
         values = {repr(run.args.get(name)) for run in runs}
@@ -236,7 +236,7 @@ def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> st
 
 
 def _finding(run: RunFolder, row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of `diagnosis.jsonl`, whatever it holds."""
+    """Returns a row of `diagnosis.jsonl`, whatever it holds."""
     steps = row.get("steps")
     found = {
         "run": run.name,

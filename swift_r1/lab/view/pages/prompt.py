@@ -10,6 +10,7 @@ from typing import Any
 from nicegui import ui
 
 from swift_r1.errors import UsageError
+from swift_r1.lab.report.parts import spread
 from swift_r1.lab.view.charts import Line, chart, line_options
 from swift_r1.lab.view.completion_html import shown
 from swift_r1.lab.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
@@ -108,12 +109,12 @@ async def _over_time(page: Page, prompt_id: str) -> None:
         ui.link("ask it again", page.link("/try", prompt=prompt_id, of=of or None))
         choice = ui.select(list(range(most)), label="completion of each group", value=number)
         choice.props("dense outlined options-dense").classes("narrow")
-        gone = ui.checkbox("with the words that went", value=page.flag("gone")).props("dense")
+        gone = ui.checkbox("Show removed text", value=page.flag("gone")).props("dense")
     rich(f'<pre class="text prompt">{markup(str(rows[0].get("prompt")))}</pre>')
     means = [(float(step), mean_reward(group)) for step, group in by_step.items()]
     options = line_options("mean reward", [Line("reward", means)])
     chart(options, f"mean reward of {prompt_id} over the steps", height=180)
-    steps = list(by_step) if page.flag("all") else thinned(list(by_step), COLUMNS)
+    steps = list(by_step) if page.flag("all") else spread(list(by_step), COLUMNS)
     if len(steps) < len(by_step):
         everything = page.link("/prompt", prompt=prompt_id, of=of or None, all=1)
         ui.link(f"{len(steps)} of {len(by_step)} steps are shown; show all", everything)
@@ -139,7 +140,7 @@ async def _over_time(page: Page, prompt_id: str) -> None:
 
 
 def in_groups(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """A prompt's completions by step, in their order in the group."""
+    """Returns a prompt's completions by step, in their order in the group."""
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(int(row["step"]), []).append(row)
@@ -159,13 +160,6 @@ def mean_reward(rows: Iterable[dict[str, Any]]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def thinned(steps: Sequence[int], most: int) -> list[int]:
-    """Returns at most so many of the steps, evenly, with the first and the last."""
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
-
-
 def side_by_side(
     groups: Sequence[tuple[int, Sequence[dict[str, Any]]]],
     number: int,
@@ -173,7 +167,7 @@ def side_by_side(
     of: str,
     record: TokenRecord,
 ) -> str:
-    """A column for each step: completion `number` of its group, and its difference from the column before."""
+    """Returns a column for each step: completion `number` of its group, and its difference from the column before."""
     parts = []
     before = None
     for step, rows in groups:

@@ -139,7 +139,7 @@ def _read(timeline: Timeline, start: float, end: float) -> tuple[list[SpanBlock]
     steps = {str(step): seconds for step, seconds in sorted(by_step.items())}
     taken = {step: sum(seconds.values()) for step, seconds in steps.items()}
     of_lanes = _table("lane", totals, dict.fromkeys(lanes, end - start), "what each lane did, in % of the time shown")
-    title = f"what {''.join(lanes[:1])} did, in % of each step (the last {_STEPS} shown)"
+    title = f"{''.join(lanes[:1])}: share of each step in % (last {_STEPS} steps)"
     return timeline.blocks(start, end), of_lanes, _table("step", steps, taken, title)
 
 

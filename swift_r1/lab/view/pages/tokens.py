@@ -62,7 +62,7 @@ async def tokens(page: Page) -> None:
 
 
 def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
-    """The recorded completions of the step that the address names, or of the last one."""
+    """Returns the recorded completions of the step that the address names, or of the last one."""
     if page.text("probe"):
         return record.probes_at(page.whole("probe", -1))
     steps = record.steps()
@@ -102,7 +102,7 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
 
 
 def _odd(row: RecordedCompletion, count: int) -> list[str]:
-    """The columns of tokens that have more or fewer entries than there are tokens."""
+    """Returns the columns of tokens that have more or fewer entries than there are tokens."""
     columns = {name: value for name, value in vars(row).items() if isinstance(value, list)}
     return [name for name, value in columns.items() if name != "prompt_token_ids" and len(value) != count]
 

@@ -1,4 +1,5 @@
-"""Weight updates over one engine: staging, loading, failures, and what becomes of running generations."""
+"""The server's half of a push, over one engine: what arrives is staged, passed on to other servers, and loaded.
+`update.py` has its states."""
 
 from __future__ import annotations
 
@@ -7,25 +8,98 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
+import httpx
+
+from swift_r1.errors import SwiftError
 from swift_r1.flags.server import RolloutArguments
 from swift_r1.models.expected import Shapes, adapter_shapes
-from swift_r1.serving.admission import Admission
-from swift_r1.serving.engines.base import InferenceEngine
-from swift_r1.serving.metrics import ServerMetrics
 from swift_r1.sync.buckets import most_bytes
-from swift_r1.sync.relays import Relays
 from swift_r1.sync.staging import StagedBucket, Staging
-from swift_r1.sync.transport import seconds_for
-from swift_r1.sync.update import UpdateMachine
+from swift_r1.sync.transport import chunks_of, seconds_for
+from swift_r1.sync.update import PendingUpdate, UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.protocol import EngineDead, HTTPError
+from swift_r1.wire.client import RolloutClient
+from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, EngineDead, HTTPError, StreamedTensor
 
 logger = logging.getLogger("swift_r1.serving")
 
 _HEADER_ROOM = 16 << 20
 _LEASES_EVERY_S = 1.0
+_PIECE = 1 << 20
+_SILENCE_S = 60.0  # in which the other server takes no piece of a bucket, or does not answer when it has all
+_NO_NCCL = "this engine takes no weights over NCCL"
+
+
+class EngineFacts(Protocol):
+    """What an update asks of an engine's `EngineInfo`."""
+
+    @property
+    def nccl_workers(self) -> int: ...
+
+    @property
+    def gpu(self) -> str | None: ...
+
+    @property
+    def can_sleep(self) -> bool: ...
+
+
+class WeightEngine(Protocol):
+    """An engine as its weights see it; `InferenceEngine` is one that also generates."""
+
+    info: EngineFacts
+
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
+        """Replaces all weights by those of the safetensors files, which are `version`, and forgets cached prefixes.
+        After an exception the engine may hold a mixture, until a later call succeeds."""
+
+    async def join_nccl(self, unique_id: str, world_size: int) -> None:
+        """The workers join the NCCL group of this id (base64) as ranks 1, 2, ..., and leave an earlier one."""
+        raise RuntimeError(_NO_NCCL)
+
+    async def receive_weights(
+        self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
+    ) -> None:
+        """Loads tensors that rank 0 of the group broadcasts now, one after another, or that are in `memory`; `first`
+        opens an update. Raises EngineDead where they did not come in time: the workers wait in a collective that
+        nothing ends."""
+        raise RuntimeError(_NO_NCCL)
+
+    async def finish_receiving(self, version: int) -> None:
+        """Ends the update that `receive_weights` opened; every weight must have come."""
+        raise RuntimeError(_NO_NCCL)
+
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+        """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that. After
+        an exception the one before stays in use."""
+
+    async def sleep(self, level: int) -> None:
+        """Gives its memory back, while nothing runs: 1 keeps the weights on the host, 2 discards them. Raises
+        EngineDead where that failed."""
+
+    async def wake(self, weights_only: bool = False) -> None:
+        """Takes its memory again, or that of the weights alone, which is all that a load needs. Raises as `sleep`."""
+
+
+class Admits(Protocol):
+    """Keeps work out of the engine while its weights change, as `Admission` does."""
+
+    exclusive: asyncio.Lock
+    asleep: str | None
+
+    def notify(self) -> None: ...
+
+    def stop(self, what_for: str, others_alone: bool) -> None: ...
+
+    async def drained(self, waiting_for: str) -> None: ...
+
+
+def update_machine(config: RolloutArguments, expected: Shapes) -> UpdateMachine:
+    """Returns the states of a server whose model has weights of these names and shapes."""
+    return UpdateMachine(expected, time.monotonic, seconds_for(config.update_timeout, most_bytes(expected)))
 
 
 class Sleeping:
@@ -42,8 +116,8 @@ class Sleeping:
     def __init__(
         self,
         config: RolloutArguments,
-        engine: InferenceEngine,
-        admission: Admission,
+        engine: WeightEngine,
+        admission: Admits,
         machine: UpdateMachine,
         staging: Staging,
     ) -> None:
@@ -116,31 +190,165 @@ class Sleeping:
             raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
 
 
+class Relays:
+    """Passes the update that arrives here on to the servers that the lease's holder names. They stay under its lease:
+    this server shows them the token that came with the name, and its own API key, which they share.
+
+    A child that is slow or gone holds up neither this server nor its other children: each has a task of its own. The
+    files of the update are kept until all children have them, or the next update begins.
+    """
+
+    def __init__(self, machine: UpdateMachine, api_key: str | None) -> None:
+        self._machine = machine
+        self._api_key = api_key
+        self._update: PendingUpdate | None = None
+        self._awaited = 0  # children that do not have the update yet
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._later: list[Callable[[], None]] = []
+        self._news = asyncio.Event()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether children are still to get the update."""
+        return self._awaited > 0
+
+    async def stop(self) -> None:
+        """Ends what is left of the last update."""
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        self._update = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._end()
+
+    def expect(self, update: PendingUpdate, children: int) -> None:
+        """This update is to go on to so many servers; they are named later."""
+        self._update = update if children else None
+        self._awaited = children
+
+    def once_sent(self, work: Callable[[], None]) -> None:
+        """Does `work`, which ends the use of the update's files here, when all children have them."""
+        if self._awaited and self._update is not None and self._update.whole:
+            self._later.append(work)
+        else:
+            work()
+
+    def notify(self) -> None:
+        """A bucket has come, or the update is over."""
+        news = self._news
+        self._news = asyncio.Event()
+        news.set()
+
+    async def relay(self, token: str | None, request: wire.RelayRequest) -> wire.RelayStatus:
+        """Passes the update on to the server that is named, and answers when that has all of it, or after
+        `wire.RELAY_ANSWER_S`: then the same is asked again. Raises HTTPError: 409 where the update is not here any
+        more, 502 where the other server refuses a bucket or is not reached."""
+        self._machine.check_holder(token, also_while_loading=True)
+        task = self._tasks.get(request.url)
+        if task is None:
+            if self._update is None or self._update.version != request.version:
+                raise HTTPError(409, f"version {request.version} does not arrive here")
+            task = self._tasks[request.url] = asyncio.create_task(self._pass_on(self._update, request))
+            task.add_done_callback(self._one_less)
+        await asyncio.wait({task}, timeout=wire.RELAY_ANSWER_S)
+        if task.cancelled():
+            raise HTTPError(409, f"version {request.version} was begun again")
+        if task.done():
+            task.result()
+        return wire.RelayStatus(whole=task.done())
+
+    def _one_less(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # it is raised where the trainer asks
+            self._awaited -= 1
+            if not self._awaited:
+                self._end()
+
+    def _end(self) -> None:
+        self._update = None
+        self._awaited = 0
+        later = self._later
+        self._later = []
+        for work in later:
+            work()
+
+    async def _pass_on(self, update: PendingUpdate, request: wire.RelayRequest) -> None:
+        index = 0
+        try:
+            with RolloutClient(request.url, self._api_key) as client:
+                bucket = await self._arrived(update, index)
+                while bucket is not None:
+                    headers, body = _body(bucket, request)
+                    sent = client.called("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers, _SILENCE_S)
+                    await asyncio.wrap_future(client.loop.start(sent))
+                    index += 1
+                    bucket = await self._arrived(update, index)
+        except httpx.InvalidURL as error:
+            raise HTTPError(422, f"url: {error}") from error
+        except SwiftError as error:
+            raise HTTPError(502, f"bucket {index} was not passed on: {error}") from error
+        except OSError as error:
+            raise HTTPError(409, f"bucket {index} is not here any more: {error.strerror}") from error
+
+    async def _arrived(self, update: PendingUpdate, index: int) -> StagedBucket | None:
+        """The next bucket once it is here, None after the last one. The machine forgets an update that stands still."""
+        while True:
+            if update.dropped and not update.whole:
+                raise HTTPError(409, f"the update to version {update.version} broke off")
+            if index < len(update.buckets):
+                return update.buckets[index]
+            if update.whole:
+                return None
+            await self._news.wait()
+
+
+def _body(bucket: StagedBucket, request: wire.RelayRequest) -> tuple[dict[str, str], Iterator[bytes]]:
+    """Returns what goes to the other server: what has changed, if it holds what changes, else the whole file."""
+    headers = {
+        wire.LEASE_HEADER: request.lease,
+        wire.VERSION_HEADER: str(request.version),
+        wire.BUCKET_HEADER: str(bucket.index),
+        wire.DIGEST_HEADER: bucket.digest,
+    }
+    change = bucket.change if bucket.base is not None and bucket.base == request.base else None
+    headers["Content-Length"] = str(bucket.path.stat().st_size if change is None else len(change))
+    if change is not None:
+        return headers | {wire.BASE_HEADER: str(bucket.base)}, chunks_of([memoryview(change)])
+    return headers, _file(bucket.path)
+
+
+def _file(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        yield from iter(partial(file.read, _PIECE), b"")
+
+
 class WeightUpdates:
-    """The state machine of `sync/update.py` with a clock, an engine and files. Methods raise HTTPError as it
-    does."""
+    """The state machine of `update.py` with an engine, files, and the servers that it passes them on to. Methods raise
+    HTTPError as it does."""
 
     def __init__(
         self,
         config: RolloutArguments,
-        engine: InferenceEngine,
+        engine: WeightEngine,
         expected: Shapes,
-        metrics: ServerMetrics,
+        machine: UpdateMachine,
+        admission: Admits,
+        count: Callable[[str, float], None],  # called with `loaded` or `failed`, and the seconds from the commit on
         committed: Callable[[], None],  # called when a new version is served
     ) -> None:
         self._config = config
         self._engine = engine
-        self._metrics = metrics
+        self._count = count
         self._committed = committed
-        size = most_bytes(expected)
-        self.staging = Staging(size + _HEADER_ROOM)
-        patience = seconds_for(config.update_timeout, size)
-        self.machine = UpdateMachine(expected, time.monotonic, patience, self._forget)
-        self.relays = Relays(self.machine, config.api_key)
-        self.admission = Admission(config, self.machine)
-        self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
-        self.own_base = True  # no whole weights have been pushed
         self._expected = expected
+        self.machine = machine
+        self.staging = Staging(most_bytes(expected) + _HEADER_ROOM)
+        self.relays = Relays(machine, config.api_key)
+        machine.discard = self._forget
+        self.admission = admission
+        self.sleeping = Sleeping(config, engine, admission, machine, self.staging)
+        self.own_base = True  # no whole weights have been pushed
         self._adapter: wire.AdapterConfig | None = None
         self._base: str | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -279,8 +487,7 @@ class WeightUpdates:
             self._commit = asyncio.create_task(self._load(request, buckets))
             await asyncio.shield(self._commit)
         seconds = time.monotonic() - started
-        self._metrics.updates.labels("loaded").inc()
-        self._metrics.update_seconds.observe(seconds)
+        self._count("loaded", seconds)
         return self.status(seconds=seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
@@ -344,7 +551,7 @@ class WeightUpdates:
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """Returns what to raise for it."""
-        self._metrics.updates.labels("failed").inc()
+        self._count("failed", 0.0)
         # The engine may still read them: not to be written to for the next version.
         for bucket in buckets:
             bucket.path.unlink(missing_ok=True)

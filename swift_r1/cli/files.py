@@ -1,11 +1,22 @@
-"""The file of a command's `--json FILE`."""
+"""Files that commands write: what their errors become, and `--json FILE`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from swift_r1.errors import UsageError
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Raises UsageError, which begins with `what`, where the block raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror or error}") from error
 
 
 def json_file(name: str | None) -> Path | None:
@@ -20,7 +31,5 @@ def write_json(file: Path, content: object) -> None:
     """Writes the file whole or not at all. Raises UsageError: it cannot be written."""
     from swift_r1.lab.evaluation.store import write_whole
 
-    try:
+    with naming(f"--json {file}"):
         write_whole(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise UsageError(f"--json {file}: {error.strerror or error}") from error
