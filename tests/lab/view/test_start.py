@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,6 @@ import psutil
 import pytest
 
 from swift_r1.cli.main import main
-from tests import forks
 from tests.conftest import free_port, living, until, wait_until_gone
 from tests.e2e.live_run import words_of
 from tests.lab.runs.made import make_run
@@ -128,7 +128,13 @@ def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, ho
     run, port = tmp_path / "run", free_port()
     steps = 3 if how == "the end" else 1000
     words = words_of(tiny_model, run, max_steps=steps, view="true", view_port=port)
-    training = forks.start(["-m", "swift_r1", "rlhf", *words], stdout=forks.PIPE, stderr=forks.DEVNULL)
+    training = subprocess.Popen(
+        [sys.executable, "-m", "swift_r1", "rlhf", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         lines: list[str] = []
         until(lambda: lines.append(first_line(training)) or "swift view" in lines[-1], 120)
