@@ -35,7 +35,7 @@ class Viewer:
     said: str
     process: subprocess.Popen[str] | forks.ForkedProcess
 
-    def end(self, number: int = signal.SIGINT, within_s: float = 20.0) -> int:
+    def end(self, number: int = signal.SIGINT, within_s: float = 60.0) -> int:
         self.process.send_signal(number)
         return self.process.wait(within_s)
 
@@ -70,7 +70,7 @@ def viewer(tmp_path: Path) -> Iterator[Callable[..., Viewer]]:
     yield start
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(60)
 
 
 def first_line(process: subprocess.Popen[str] | forks.ForkedProcess, within_s: float = _START_S) -> str:
@@ -107,7 +107,7 @@ def tab(chromium: Any) -> Iterator[Callable[..., Any]]:
     def open_tab(width: int = 1280, theme: str = "light", calm: bool = True) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         page.on("request", look_at)
         if calm:

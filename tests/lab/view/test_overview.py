@@ -67,7 +67,7 @@ def test_the_page_follows_a_run_that_trains_and_shows_what_its_files_say(
             until(lambda title=title, name=name, metric=metric: series(page, title)[name] == logged(run, metric))
     finally:
         training.kill()
-        training.wait(20)
+        training.wait(60)
 
 
 def test_zoom_and_scroll_stay_while_a_run_grows_and_a_link_restores_them(

@@ -144,10 +144,10 @@ def test_the_page_beside_a_run_ends_with_it(tiny_model: Path, tmp_path: Path, ho
         if how == "SIGKILL":
             assert urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20).status == 200
             training.kill()
-            training.wait(20)
+            training.wait(60)
         else:
             assert training.wait(120) == 0
         wait_until_gone([page], 10)
     finally:
         training.kill()
-        training.wait(20)
+        training.wait(60)
